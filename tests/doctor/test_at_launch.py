@@ -61,7 +61,7 @@ def test_what_may_stand_behind_a_failure_is_looked_at_too(tmp_path: Path, monkey
 
     monkeypatch.setattr(at_launch, "examine", examine)
     look_after(_make(tmp_path), class_id="I1")
-    assert {"hostname", "firewall", "gloo-variables", "master-address", "shared-memory"} <= set(asked)
+    assert {"hostname", "gloo-variables", "master-address", "shared-memory"} <= set(asked)
     assert "gpus-busy" not in asked
     assert "links" not in asked  # it needs several hosts that meet
 

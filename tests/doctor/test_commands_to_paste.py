@@ -1,4 +1,4 @@
-"""Commands that are printed to be pasted: no value becomes a command of its own, no other process's secret is shown, and a file is left as it was."""
+"""Commands that are printed to be pasted: no value becomes a command of its own, and no other process's secret is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rankwise.base.host import find_port_holder
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.multi_host.coordinator_client import explain_failure
 from rankwise.doctor.multi_host.plan import Plan
-from rankwise.doctor.network.names import remove_name
 from rankwise.doctor.probes import ports
 
 if TYPE_CHECKING:
@@ -101,19 +100,3 @@ def test_a_script_is_told_and_its_password_is_not(tmp_path: Path) -> None:
     (tmp_path / "proc/77/fd/3").symlink_to("socket:[4711]")
     told = find_one(ask("ports", tmp_path))
     assert told.what.endswith("is held by pid 77 (python t.py)")
-
-
-@pytest.mark.parametrize("end", ["", "\n"])
-@pytest.mark.parametrize("last", ["10.0.0.5 host3", "10.0.0.5 host3 host2", "# the end"])
-def test_taking_a_name_out_adds_no_line(end: str, last: str, tmp_path: Path) -> None:
-    """The command itself, run twice: the last line gets an end if it has none, and no empty line comes behind it."""
-    path = tmp_path / "hosts"
-    path.write_text(f"127.0.0.1 localhost\n10.0.0.4 host2\n{last}{end}")
-    command = remove_name("host2").replace("/etc/hosts", str(path)).replace("sudo ", "")
-    for _ in range(2):
-        subprocess.run(["sh", "-ec", command], check=True, capture_output=True, timeout=20)
-    assert [line.rstrip(" ") for line in path.read_text().split("\n")] == [
-        "127.0.0.1 localhost",
-        last.replace(" host2", ""),
-        "",
-    ]

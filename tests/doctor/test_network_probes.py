@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import socket
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ from network_hosts import (
     ETH1,
     GPU,
     IB,
-    IPTABLES,
     NAMES,
     SECOND,
     TWO,
@@ -28,7 +26,7 @@ from network_hosts import (
     find_bad,
     find_one,
 )
-from rankwise.doctor.host import Host, JobShape, ProgramResult
+from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.network.interfaces import read_interfaces
 from rankwise.doctor.probes import master_address, ports
 
@@ -78,69 +76,20 @@ def test_an_empty_host_is_no_mistake(tmp_path: Path, probe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "hosts", "words", "mended"),
+    ("names", "words"),
     [
-        (
-            ["127.0.1.1"],
-            "127.0.0.1 localhost\n127.0.1.1 host0.lan host0\n",
-            "host0 is 127.0.1.1",
-            "127.0.0.1 localhost\n10.0.0.1 host0.lan host0\n",
-        ),
-        (
-            ["127.0.0.1"],
-            "127.0.0.1 localhost host0\n",
-            "host0 is 127.0.0.1",
-            "127.0.0.1 localhost\n10.0.0.1 host0\n",
-        ),
-        ([], "127.0.0.1 localhost\n", "host0 has no address", "127.0.0.1 localhost\n10.0.0.1 host0\n"),
-        (["10.0.0.9"], "10.0.0.9 host0\n", "which is on no interface here", "10.0.0.1 host0\n"),
-        (
-            ["127.0.1.1"],
-            "127.0.0.1 localhost\n127.0.1.1 host0\n::1 host0\n",
-            "host0 is 127.0.1.1",
-            "127.0.0.1 localhost\n10.0.0.1 host0\n",
-        ),
-        (
-            ["127.0.0.1"],
-            "127.0.0.1 localhost host0.cluster.local host0",
-            "host0 is 127.0.0.1",
-            "127.0.0.1 localhost host0.cluster.local\n10.0.0.1 host0\n",
-        ),
-        (
-            ["127.0.1.1"],
-            "127.0.0.1 localhost\n127.0.1.1 Host0.cluster.local Host0 # Debian\n127.0.1.10 host01 my-host0\n10.0.0.9 host0\n",
-            "host0 is 127.0.1.1",
-            "127.0.0.1 localhost\n127.0.1.1 Host0.cluster.local  # Debian\n127.0.1.10 host01 my-host0\n10.0.0.1 host0\n",
-        ),
-        (
-            ["127.0.1.1"],
-            "127.0.0.1 localhost\n127.0.1.1\thost0.cluster.local\thost0\n10.0.0.1 host0\n",
-            "host0 is 127.0.1.1",
-            "127.0.0.1 localhost\n10.0.0.1\thost0.cluster.local\thost0\n10.0.0.1 host0\n",
-        ),
-        (
-            ["10.0.0.9"],
-            "10.0.0.9 storage host0\n",
-            "which is on no interface here",
-            "10.0.0.9 storage\n10.0.0.1 host0\n",
-        ),
+        (["127.0.1.1"], "host0 is 127.0.1.1"),
+        ([], "has no address"),
+        (["10.0.0.9"], "which is on no interface here"),
     ],
 )
-def test_names_that_lead_to_loopback(tmp_path: Path, names: list[str], hosts: str, words: str, mended: str) -> None:
-    """With several hosts a name without an address of its own is I5; what is pasted as a whole sets the variable, and the remarks mend the very file."""
-    told = find_one(ask("hostname", tmp_path, names={"host0": names}, files={"/etc/hosts": hosts}))
+def test_names_that_lead_to_loopback(tmp_path: Path, names: list[str], words: str) -> None:
+    """With several hosts a name without an address of its own is I5; what is pasted as a whole sets the variable, and a remark tells the line of the file."""
+    told = find_one(ask("hostname", tmp_path, names={"host0": names}))
     assert (told.verdict, told.class_id) == ("fail", "I5")
     assert words in told.what
     assert shlex.split(told.fix, comments=True) == ["export", "GLOO_SOCKET_IFNAME=eth0"]
-    _, remark, *commands = told.fix.splitlines()
-    assert remark == "# or, for good:"
-    file = tmp_path / "etc/hosts"
-    number = file.stat().st_ino
-    for command in commands:
-        typed = command.removeprefix("# ").replace("sudo ", "").replace("/etc/hosts", shlex.quote(str(file)))
-        subprocess.run(["bash", "-c", typed], check=True, timeout=20, capture_output=True)
-    assert [line.rstrip(" ") for line in file.read_text().split("\n")] == mended.split("\n")
-    assert file.stat().st_ino == number  # in a container the file can't be replaced
+    assert told.fix.splitlines()[1:] == ["# or, for good:", "# in /etc/hosts, host0 must stand in one line only: 10.0.0.1 host0"]  # fmt: skip
 
 
 def test_a_host_with_a_name_that_is_a_command(tmp_path: Path) -> None:
@@ -391,51 +340,13 @@ def test_a_master_given_by_its_address_is_no_name() -> None:
     assert master_address._report_ips("node0", ["10.77.0.1"]) == "node0 is 10.77.0.1"
 
 
-# -- firewall, InfiniBand
+# -- InfiniBand
 
 
 def test_connections_of_others_that_have_ended_take_no_port(tmp_path: Path) -> None:
     """A busy proxy's ports in TIME_WAIT are each kept for one other address: connections of ranks find the same ports free."""
     files = {"/proc/net/sockstat": "sockets: used 9\nTCP: inuse 4 orphan 0 tw 28000 alloc 4 mem 1\n"}
     assert not find_bad(ask("ports", tmp_path, files=files))
-
-
-def test_a_firewall_that_drops(tmp_path: Path) -> None:
-    """Rules that drop other ranks' connections are a warning on several hosts, with the command; on one host nothing is wrong."""
-    told = find_one(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}))
-    assert (told.verdict, told.class_id) == ("warn", "I8")
-    assert told.fix == "sudo iptables -I INPUT -p tcp -s 10.0.0.0/24 -j ACCEPT"
-    assert not find_bad(ask("firewall", tmp_path, programs={"iptables-save": IPTABLES}, job=JobShape()))
-    ufw = {"iptables-save": IPTABLES, "ufw status": "Status: active\n"}
-    assert find_one(ask("firewall", tmp_path, programs=ufw)).fix == "sudo ufw allow from 10.0.0.0/24 proto tcp"
-
-
-@pytest.mark.parametrize(
-    ("rule", "is_open"),
-    [
-        ("-A INPUT -i eth0 -j ACCEPT", True), ("-A INPUT -i eth0 -p tcp -j ACCEPT", True), ("-A INPUT -i eth+ -j ACCEPT", True), ("-A INPUT -p tcp -j ACCEPT", True),
-        ("-A INPUT -i eth1 -j ACCEPT", False), ("-A INPUT -i eth0 -p tcp -m tcp --dport 22 -j ACCEPT", False), ("-A INPUT -i eth0 -j DROP", False),
-        ("-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", False),
-    ],
-)  # fmt: skip
-def test_a_firewall_that_accepts_an_interface(tmp_path: Path, rule: str, is_open: bool) -> None:
-    """A rule that accepts whatever comes in by the hosts' interface opens it as one for their network does; one for a port does not."""
-    rules = IPTABLES.replace("COMMIT", f"{rule}\nCOMMIT")
-    assert bool(find_bad(ask("firewall", tmp_path, programs={"iptables-save": rules}))) is not is_open
-    nft = rule.replace("-A INPUT ", "").replace("-i ", "iifname ").replace("eth+", "eth*").replace("-j ACCEPT", "counter packets 9 bytes 720 accept")  # fmt: skip
-    if "iifname" in nft and "-p" not in nft and is_open:
-        table = f"table inet filter {{\n  chain input {{\n    type filter hook input priority 0; policy drop;\n    {nft}\n  }}\n}}\n"
-        assert not find_bad(ask("firewall", tmp_path, programs={"nft list ruleset": table}))
-
-
-def test_a_firewall_that_only_root_may_read(tmp_path: Path) -> None:
-    """Without the right to read the rules the probe says so."""
-    refused = ProgramResult(
-        code=4,
-        err="iptables-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n",
-    )
-    (told,) = ask("firewall", tmp_path, programs={"iptables-save": refused})
-    assert (told.verdict, told.why) == ("skipped", "only root may read the rules")
 
 
 def test_infiniband(tmp_path: Path) -> None:

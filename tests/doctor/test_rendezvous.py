@@ -243,7 +243,7 @@ def test_a_result_survives_its_journey() -> None:
             HostReport(
                 name="a", address="10.0.0.1", readings=(ok("fine", n=1).of("p", "a"),), clock_ahead_s=0.5, clock_error_s=0.1, lost="gone",
                 node_rank=0, num_hosts=2, interfaces=(("eth0", "10.0.0.1"),), gloo_address="10.0.0.1", nccl_address="10.1.0.1",
-                opening="sudo ufw", own_name="a",
+                own_name="a",
             ),
         ),
         missing=("b",), links=(Link(source="a", target="b", plane="nccl", address="x", port=1, outcome="other host", detail="d"),),

@@ -1,4 +1,4 @@
-"""Who is to blame among several hosts, with networks of their own; and the proposed commands are run, and mend it."""
+"""Who is to blame among several hosts, with networks of their own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodes.hosts import make_hosts_file, open_hosts
-from nodes.test_doctor_hosts import bad, drop, examine, only, open_all
+from nodes.test_doctor_hosts import drop, examine, only, open_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from nodes.hosts import Host
@@ -29,11 +27,6 @@ def drop_out(host: Host, *rule: str) -> None:
     host.call("nft", "add", "rule", "inet", "test", "way-out", *rule)
 
 
-def apply(host: Host, lines: Iterable[str]) -> None:
-    """Run proposed commands on a host, as root, who needs no sudo."""
-    host.call("sh", "-ec", "\n".join(lines).replace("sudo ", ""))
-
-
 @needs_nft
 def test_two_groups_that_do_not_reach_each_other_accuse_no_host(tmp_path: Path) -> None:
     """Between {0,1} and {2,3} high ports are dropped, in both ways: one reading with both groups, and no firewall of a host."""
@@ -48,28 +41,27 @@ def test_two_groups_that_do_not_reach_each_other_accuse_no_host(tmp_path: Path) 
 
 
 @needs_nft
-def test_what_is_proposed_for_a_host_that_lets_nothing_out_lets_it_out(tmp_path: Path) -> None:
-    """A chain of its own drops what host2 sends: the commands, run there, and the same look again says all is well."""
+def test_a_host_that_lets_nothing_out_is_told_to_let_it_out(tmp_path: Path) -> None:
+    """A chain of its own drops what host2 sends: it is named, with the side that is to be opened."""
     with open_all(3, tmp_path) as hosts:
         drop_out(hosts[2], *HIGH, "drop")
         told = only(examine(hosts))
-        assert told["hosts"] == ["host2"]
-        assert "from host2 to 2 of 2 hosts" in told["what"]
-        apply(hosts[2], told["fix"].splitlines())
-        assert bad(examine(hosts)) == []
+    assert told["hosts"] == ["host2"]
+    assert "from host2 to 2 of 2 hosts" in told["what"]
+    assert told["fix"].startswith("# on host2:\n# let TCP out to 10.77.0.0/24")
 
 
 @needs_nft
-def test_what_is_proposed_for_a_host_that_is_shut_both_ways_opens_both(tmp_path: Path) -> None:
-    """Dropped at its way in and at its way out: one reading with two commands, which mend it."""
+def test_a_host_that_is_shut_both_ways_is_told_to_open_both(tmp_path: Path) -> None:
+    """Dropped at its way in and at its way out: one reading, with both sides."""
     with open_all(3, tmp_path) as hosts:
         drop(hosts[2], *HIGH, "drop")
         drop_out(hosts[2], *HIGH, "drop")
         told = only(examine(hosts))
-        assert told["hosts"] == ["host2"]
-        assert "from and to host2" in told["what"]
-        apply(hosts[2], told["fix"].splitlines())
-        assert bad(examine(hosts)) == []
+    assert told["hosts"] == ["host2"]
+    assert "from and to host2" in told["what"]
+    assert "# let TCP in from 10.77.0.0/24" in told["fix"]
+    assert "# let TCP out to 10.77.0.0/24" in told["fix"]
 
 
 @pytest.mark.parametrize("wrong", [[1], [0, 1, 2]], ids=["one host", "all hosts"])
@@ -84,17 +76,3 @@ def test_gloo_at_a_bridge_of_containers_is_told_as_that(tmp_path: Path, wrong: l
     assert told["fix"].splitlines() == [
         line for number in wrong for line in (f"# on host{number}:", "export GLOO_SOCKET_IFNAME=cable")
     ]
-
-
-def test_what_is_proposed_for_a_hosts_file_leaves_its_other_names(tmp_path: Path) -> None:
-    """host1 has host2's name in the line of localhost, in a file that is a mount: the commands mend it, and localhost stays."""
-    files = [make_hosts_file(3)] * 3
-    files[1] = "127.0.0.1 localhost host2\n10.77.0.1 host0\n10.77.0.2 host1"
-    with open_hosts(files, tmp_path) as hosts:
-        told = only(examine(hosts))
-        assert told["hosts"] == ["host1"]
-        # The copy goes elsewhere: of this host's /etc only the one file is the test's own.
-        apply(hosts[1], told["fix"].replace("/etc/hosts.before", str(tmp_path / "before")).splitlines())
-        assert bad(examine(hosts)) == []
-        hosts[1].call("sh", "-c", "getent ahostsv4 localhost | grep -q '^127.0.0.1 '")
-        hosts[1].call("sh", "-c", "getent hosts host2 | grep -q '^10.77.0.3 '")

@@ -39,8 +39,6 @@ class HostReport:
         lost: Why it could not be looked at to the end; empty for all well.
         interfaces: Its interfaces, each with one of its addresses.
         gloo_address: Where Gloo will listen there; ``nccl_address``: the same for NCCL, empty where it is not used.
-        opening: The commands that open its firewall for what comes from the others; ``opening_out``: for what goes to
-            them.
         private: Those of its addresses that mean another place on each host: of containers' bridges.
     """
 
@@ -55,8 +53,6 @@ class HostReport:
     interfaces: tuple[tuple[str, str], ...] = ()
     gloo_address: str = ""
     nccl_address: str = ""
-    opening: str = ""
-    opening_out: str = ""
     private: tuple[str, ...] = ()
     own_name: str = ""
 

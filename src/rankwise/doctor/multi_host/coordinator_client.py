@@ -23,7 +23,7 @@ from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.connection import Connection, in_thread
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.wire import GoneError, Message, SilentError, StrangerError, explain
-from rankwise.doctor.network.names import find_mistake, is_address, is_own, is_plain, remove_name, write_remedy
+from rankwise.doctor.network.names import find_mistake, is_address, is_own, write_remedy
 
 _OPEN_S, _ANSWER_S, _LEAST_ANSWER_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
@@ -274,10 +274,7 @@ def _report_no_address(name: str, waited: str) -> JoinError:
 
 
 def _check_name(host: Host, name: str) -> tuple[str, list[str]]:
-    """Return what a name means here, and how to see what is wrong with it; nothing for an address.
-
-    Whether it is the name or the first host nobody knows here: nothing is changed by what can be pasted.
-    """
+    """Return what a name means here, and how to see what is wrong with it; nothing for an address."""
     found = () if is_address(name) else host.lookup(name)
     if not found:
         return "", []
@@ -288,8 +285,5 @@ def _check_name(host: Host, name: str) -> tuple[str, list[str]]:
     for index, line in enumerate(host.read("/etc/hosts").splitlines(), 1):
         address, *names = line.partition("#")[0].split() or [""]
         if address in found and name.lower() in [one.lower() for one in names]:
-            if is_plain(name):
-                check[-1] += " If not, take it out of /etc/hosts:"
-                check += [f"# {line}" for line in remove_name(name).splitlines()]
             return f"; {name} is {address} here, by line {index} of /etc/hosts", check
     return f"; {name} is {', '.join(found)} here, by the name server", check

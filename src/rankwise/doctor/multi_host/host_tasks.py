@@ -16,12 +16,10 @@ from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, describe_torch
 from rankwise.doctor.multi_host.cluster_report import Outcome, Plane
 from rankwise.doctor.multi_host.connection import in_thread
-from rankwise.doctor.multi_host.judging_links import list_networks
 from rankwise.doctor.multi_host.link_probe import LinkAttempt, try_all
 from rankwise.doctor.multi_host.link_speed import LinkServer, measure_link
 from rankwise.doctor.multi_host.plan import Plan
 from rankwise.doctor.multi_host.wire import Message
-from rankwise.doctor.network.firewalls import Hook, find_firewall, suggest
 from rankwise.doctor.network.gloo_nccl import choose_nccl_interfaces, find_gloo_address
 from rankwise.doctor.network.interfaces import Interface, read_interfaces
 from rankwise.doctor.network.names import is_address
@@ -32,8 +30,7 @@ Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
 #: A host that has accepted may be busy: its greeting may take longer than the connection.
 _GREETING_S = 10.0
-_NAMES_S, _NAMES_AT_ONCE, _SUGGEST_S = 6.0, 16, 6.0
-_HOOKS: dict[str, Hook] = {"opening": "input", "opening_out": "output"}
+_NAMES_S, _NAMES_AT_ONCE = 6.0, 16
 #: From the best to the worst: of several ports, the worst counts.
 _OUTCOMES: tuple[Outcome, ...] = (
     "ok",
@@ -56,7 +53,6 @@ class HostTasks:
         self._server: LinkServer | None = None
         self._number, self._count = -1, 0
         self._peers: list[Message] = []
-        self._networks: list[str] = []
         self._reducing = AllReduceRanks(host)
         self._handlers: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
@@ -124,7 +120,6 @@ class HostTasks:
 
     async def _connect(self, order: Message) -> Message:
         self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
-        self._networks = list_networks([wire.text(one, "address") for one in self._peers])
         wanted = {wire.text(one, "name") for one in self._peers}
         names = {} if self._plan.listen_address else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
@@ -163,11 +158,6 @@ class HostTasks:
     async def _send_readings(self, order: Message) -> Message:
         readings = await asyncio.shield(self._examined)
         answer: Message = {"readings": [one.to_json() for one in readings]}
-        # So many hosts in one process would only ask the same firewall.
-        if not self._plan.listen_address:
-            with suppress(OSError, asyncio.TimeoutError):
-                firewall = await asyncio.wait_for(in_thread(partial(find_firewall, self._host)), _SUGGEST_S)
-                answer |= {key: suggest(firewall, self._networks, hook) for key, hook in _HOOKS.items()}
         if order.get("torch"):
             answer["torch"] = [await in_thread(partial(describe_torch, self._host))]
         return answer

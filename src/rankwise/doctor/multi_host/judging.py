@@ -147,7 +147,7 @@ def _judge_name(look: NameLookup, target: HostReport, found: ClusterReport, plan
     yield Reading(
         "fail" if matters else "warn", f"{where} {name} is {', '.join(look.got)}, and {whose}; {target.name} is {right}",
         f"what connects to {name} from there reaches the wrong place: the ranks if {name} is the master (torchrun takes the name of node 0), ssh and mpirun always",
-        on_host(look.source, *map_name(name, right, is_written=look.is_written)), "I2" if matters else "", hosts=(look.source,)
+        on_host(look.source, map_name(name, right)), "I2" if matters else "", hosts=(look.source,)
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from rankwise.doctor.multi_host.blaming import Blame, find_blames
 from rankwise.doctor.multi_host.cluster_report import LIBRARIES, ClusterReport, HostReport, Link, Plane, Way
-from rankwise.doctor.network.names import is_loopback_address
+from rankwise.doctor.network.names import is_address, is_loopback_address
 from rankwise.doctor.probe import Reading, fail, ok, on_host, skipped
 from rankwise.doctor.units import join_names
 
@@ -31,6 +31,9 @@ _WHY_ELSEWHERE = _WHY | {
     "gloo": "the other hosts have no route there, or look for it at their own such address: 'connectFullMesh failed', 'Connection refused', "
     "'Network is unreachable', or a hang"
 }
+#: By the firewall that the host's own probe has found.
+_LET_IN = {"ufw": "sudo ufw allow from {} proto tcp", "firewalld": "sudo firewall-cmd --zone=trusted --add-source={}"}
+_SHOW_RULES = "sudo nft list ruleset; sudo iptables-save  # shows its rules"
 Reports: TypeAlias = dict[str, HostReport]
 Links: TypeAlias = dict[Way, Link]
 
@@ -180,34 +183,12 @@ def _give_sample(bad: Sequence[Link]) -> str:
 def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Reports) -> Reading:
     reach = "; ".join(f"{join_names(group)} reach each other" for group in blame.groups)
     what = f"{reach}; {describe_sides(blame)} at the ports that {LIBRARIES[plane][0]} takes: connections {_describe_outcome(bad)} ({_give_sample(bad)})"
-    guilty = _find_own_firewalls(blame, reports)
-    between = "a switch, a VLAN, a router, or the security groups of a cloud"
-    if guilty:
-        what += f"; {join_names(list(guilty))}'s own {'firewalls drop' if len(guilty) > 1 else 'firewall drops'} it: see firewall"
-        why = f"check the other hosts' own firewalls as well, and then what is between them: {between}"
-    else:
-        why = f"something between them blocks it: {between}, or their own firewalls; no host is to blame alone"
-    return fail(
-        what, f"{why}. {_WHY[plane]}", _suggest_for_split(blame, guilty, reports), _CLASSES[plane], hosts=blame.hosts
-    )  # fmt: skip
-
-
-def _find_own_firewalls(blame: Blame, reports: Reports) -> dict[str, Reading]:
-    """Return the readings of firewalls that are not well, of hosts at which nothing arrives from another group."""
-    targets = {target for _, target in blame.bad}
-    readings = ((name, one) for name in blame.hosts if name in targets for one in reports[name].readings)
-    return {name: one for name, one in readings if one.probe == "firewall" and one.is_bad}
-
-
-def _suggest_for_split(blame: Blame, guilty: dict[str, Reading], reports: Reports) -> str:
+    why = "something between them blocks it: a switch, a VLAN, a router, the security groups of a cloud, or their own firewalls; no host is to blame alone"
     source, target = blame.bad[0]
-    lines = [on_host(name, reading.fix or _open("in", name, reports)) for name, reading in guilty.items()]
     address = reports[target].address
-    way = f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\nip route get {address}\ntraceroute {address}"
-    rest = next((one for _, one in blame.bad if one not in guilty), "")
-    show = f"# or in their own firewalls. The rules, on {rest}:\nsudo nft list ruleset; sudo iptables-save"
-    rules = [show] if rest else []
-    return "\n".join([*lines, *rules, way] if guilty else [way, *rules])
+    fix = f"# let all TCP ports pass between these groups: in the switch, the VLAN, the router, or the security group. The way, on {source}:\nip route get {address}\ntraceroute {address}"
+    fix += f"\n# or in their own firewalls. The rules, on {target}:\n{_SHOW_RULES}"
+    return fail(what, f"{why}. {_WHY[plane]}", fix, _CLASSES[plane], hosts=blame.hosts)
 
 
 def describe_sides(blame: Blame) -> str:
@@ -243,47 +224,35 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostReport], reports: R
             for one in fixed if one.name in targets
         )  # fmt: skip
     if blame.kind == "link":
-        return _suggest_for_link(blame, reports)
-    sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
-    lines = [on_host(it.name, *(_open(side, it.name, reports) for side in sides)) for it in fixed]
+        ways: list[tuple[Side, str]] = [("in", target) for _, target in blame.bad]
+        ways += [("out", source) for source, _ in blame.bad]
+    else:
+        sides: list[Side] = ["out"] if blame.kind == "out" else ["in", "out"] if blame.kind == "both" else ["in"]
+        ways = [(side, one.name) for one in fixed for side in sides]
+    lines = [_open(side, name, reports) for side, name in ways]
     # What others reach at another address needs no open firewall at this one.
-    apart = [it for it in fixed if "in" in sides and plane == "gloo" and it.gloo_address not in {"", it.address}]
-    return "\n".join([*lines, *(f"# or, on {it.name}: {_take_interface(plane, it)}" for it in apart)])
-
-
-def _suggest_for_link(blame: Blame, reports: Reports) -> str:
-    """Open what may drop something: where the target comes in, and else where the source goes out."""
-    ways: list[tuple[Side, str]] = [("in", target) for _, target in blame.bad]
-    ways += [("out", source) for source, _ in blame.bad]
-    commands = {(side, name): _open(side, name, reports) for side, name in ways}
-    # A host that has looked at its rules, and found none in the way, says so in a comment.
-    guilty = [way for way in ways if not commands[way].startswith("#")]
-    first = [way for way in guilty if way[0] == "in"] or guilty or ways[: len(blame.bad)]
-    rest = [way for way in ways if way not in first and (way in guilty or not guilty)]
-    return "\n".join([
-        *(on_host(way[1], commands[way]) for way in first),
-        *(f"# or, if that does not help, on {way[1]}:\n{commands[way]}" for way in rest),
-    ])  # fmt: skip
+    apart = [reports[name] for side, name in ways if side == "in" and plane == "gloo"]
+    lines += [
+        f"# or, on {it.name}: {_take_interface(plane, it)}" for it in apart if it.gloo_address not in {"", it.address}
+    ]
+    return "\n".join(lines)
 
 
 def _open(side: Side, name: str, reports: Reports) -> str:
-    """Return what opens a host's firewall on one side; plain rules where the host did not say."""
-    report = reports[name]
-    others = ",".join(list_networks([one.address for one in reports.values() if one.name != name]))
-    if side == "in":
-        return report.opening or f"sudo iptables -I INPUT -p tcp -s {others} -j ACCEPT"
-    return report.opening_out or f"sudo iptables -I OUTPUT -p tcp -d {others} -j ACCEPT"
-
-
-def list_networks(addresses: Sequence[str]) -> list[str]:
-    """Return the network that holds all of some addresses, if it has 256 of IPv4 at most; else the addresses."""
-    try:
-        read = [ipaddress.ip_address(one) for one in addresses]
-    except ValueError:
-        return list(addresses)
-    is_plain = all(one.version == 4 and not one.is_loopback for one in read)
-    nets = {str(ipaddress.ip_network(f"{one}/24", strict=False)) for one in read} if is_plain else set[str]()
-    return list(nets) if len(nets) == 1 else sorted(set(addresses))
+    """Return how TCP is let into a host, or out of it: with the command where its firewall has a short one."""
+    ends = [one.address for one in reports.values() if one.name != name and is_address(one.address)]
+    nets = {
+        str(ipaddress.ip_network(f"{one.partition('%')[0]}/{64 if ':' in one else 24}", strict=False)) for one in ends
+    }
+    facts = (one.facts for one in reports[name].readings if one.probe == "firewall")
+    program = next((fact.get("program") for fact in facts), "") if side == "in" else ""
+    commands = [command.format(net) for net in sorted(nets) if (command := _LET_IN.get(str(program)))]
+    way = f"{'in from' if side == 'in' else 'out to'} {', '.join(sorted(nets))}"
+    return on_host(
+        name,
+        f"# let TCP {way}, at all ports, in its firewall or the cloud's security group",
+        *(commands or [_SHOW_RULES]),
+    )
 
 
 def _report_stalled(blame: Blame, reports: Reports) -> Reading:

@@ -100,11 +100,8 @@ class Results:
         )  # fmt: skip
 
     def take_readings(self, peer: Peer, message: Message) -> None:
-        """Take what the probes have found on a host, and how its firewall is opened."""
-        self._hosts[peer.number] = replace(
-            self._hosts[peer.number], readings=read_readings(message, peer.name), opening=wire.text(message, "opening"),
-            opening_out=wire.text(message, "opening_out"),
-        )  # fmt: skip
+        """Take what the probes have found on a host."""
+        self._hosts[peer.number] = replace(self._hosts[peer.number], readings=read_readings(message, peer.name))
         self.torch[peer.number] = next(iter(wire.parts(message, "torch")), {})
 
     def take_measure(self, peer: Peer, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What is an address, what a name, and what only looks like one; the commands that fix ``/etc/hosts``."""
+"""What is an address, what a name, and what only looks like one; what ``/etc/hosts`` must say."""
 
 from __future__ import annotations
 
@@ -41,42 +41,12 @@ def is_plain(text: str) -> bool:
     return re.fullmatch(r"[\w.:][\w.:%-]*", text) is not None
 
 
-def remove_name(name: str) -> str:
-    """Return the command that takes a name out of ``/etc/hosts``, and leaves the other names of its lines there."""
-    # A line without a name goes, too. The last `a` ends the last line where it has no end: more is to be added behind
-    # it.
-    take_out = rf":a;s/^([^#]*[[:space:]]){_escape(name)}([[:space:]#]|$)/\1\2/I;ta;/^[[:space:]]*[^#[:space:]]+[[:space:]]*(#.*)?$/d;$a"
-    return _rewrite(f"{take_out}\\")
-
-
-def map_name(name: str, address: str, hosts: str = "", *, is_written: bool = False) -> list[str]:
-    """Return the commands that make a name lead to an address, and nowhere else.
-
-    ``hosts`` is what ``/etc/hosts`` holds now; of another host it is only known whether the name ``is_written`` there.
-    """
+def map_name(name: str, address: str) -> str:
+    """Return, for a fix, what makes a name lead to an address, and nowhere else."""
     if not is_plain(f"{name}{address}"):
         whose = name if is_plain(name) else "this host's own name"
-        return [f"# in /etc/hosts: {address} is the address of {whose}"]
-    add = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
-    lines = [line.partition("#")[0].lower().split() for line in hosts.splitlines()]
-    wrong = [words for words in lines if name.lower() in words[1:] and words[0] != address.lower()]
-    short = name.lower().partition(".")[0]
-    # All names of its only line are one host's: ``host2.cluster host2``.
-    names = [{word.partition(".")[0] for word in words[1:]} for words in wrong]
-    if names == [{short}] and is_plain(wrong[0][0]):
-        # The whole line: its long name, host.domain, is to lead there, too.
-        old = rf"^[[:space:]]*{_escape(wrong[0][0])}"
-        named = rf"{old}[[:space:]]([^#]*[[:space:]])?{_escape(name)}([[:space:]#]|$)"
-        return [_rewrite(f"/{named}/Is/{old}/{address}/I")]
-    return [remove_name(name), add] if wrong or is_written else [add]
-
-
-def _escape(text: str) -> str:
-    return "".join(one if one.isalnum() or one in "-_" else f"[{one}]" for one in text)
-
-
-def _rewrite(edit: str) -> str:
-    return f"sudo cp /etc/hosts /etc/hosts.before && sed -E '{edit}' /etc/hosts.before | sudo tee /etc/hosts"
+        return f"# in /etc/hosts: {address} is the address of {whose}"
+    return f"# in /etc/hosts, {name} must stand in one line only: {address} {name}"
 
 
 @final

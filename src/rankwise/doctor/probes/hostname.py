@@ -50,10 +50,8 @@ def _judge_address(host: Host, ips: tuple[str, ...]) -> Reading:
         return ok(f"{info}; Gloo takes {taken}", name=host.name)
     fix = ["ip -br addr  # no interface here has an address that other hosts could reach"]
     if best is not None:
-        # Either is enough: of what is pasted as a whole, the one is done that changes no file.
-        for_good = map_name(host.name, str(best.reachable[0].ip), host.read("/etc/hosts"))
         fix = [f"export GLOO_SOCKET_IFNAME={shlex.quote(best.name)}", "# or, for good:"]
-        fix += [f"# {line.removeprefix('# ')}" for line in for_good]
+        fix.append(map_name(host.name, str(best.reachable[0].ip)))
     return Reading(
         rate_mistake(host, "gloo"), f"{info}; Gloo takes {taken}",
         "the other hosts connect to themselves: `Gloo connectFullMesh failed`, `Connection refused`, or a hang", "\n".join(fix), "I5",

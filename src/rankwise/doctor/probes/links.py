@@ -10,7 +10,7 @@ out of it, or a single one. If a host's own routing table has no route to an add
 interface, or a route. Hosts on which Gloo takes IPv6 while it takes IPv4 on others are named, too: it connects no ranks of both.
 
 **What to do.** Let the hosts of the job reach each other on all TCP ports, or at least on those of `/proc/sys/net/ipv4/ip_local_port_range`. The
-command that is printed is for the firewall that runs on the host that is named. If two hosts answer at one address, it belongs to a bridge of
+host and the network that it is to let in are printed. If two hosts answer at one address, it belongs to a bridge of
 containers that each of them has: set `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` to the interface that they share.
 """
 
