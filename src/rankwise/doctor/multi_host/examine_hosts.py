@@ -35,7 +35,7 @@ def examine_hosts(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) -> 
         JoinError: The coordinator can't be found or reached, rejected this host, or was lost.
     """
     if sys.platform == "win32":
-        # link_probe waits for sockets, which the usual loop there can't.
+        # A LinkServer waits for its listeners, which the usual loop there can't.
         asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
     return asyncio.run(_examine(host, probes, plan, say))
 

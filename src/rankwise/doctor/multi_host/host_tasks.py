@@ -123,8 +123,7 @@ class HostTasks:
         wanted = {wire.text(one, "name") for one in self._peers}
         names = {} if self._plan.listen_address else await resolve_all(sorted(wanted - {"", self._host.name}))
         tried = await try_all(
-            self._list_targets(), mark=wire.mark(self._plan.token), clock=self._host.clock,
-            greeting_s=_GREETING_S * self._plan.timeout_factor,
+            self._list_targets(), mark=wire.mark(self._plan.token), greeting_s=_GREETING_S * self._plan.timeout_factor,
         )  # fmt: skip
         # Of the ports of one host and plane, the worst counts.
         by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
@@ -163,7 +162,7 @@ class HostTasks:
         return answer
 
     async def _measure(self, order: Message) -> Message:
-        found = await measure_link(order, self._host.clock)
+        found = await in_thread(partial(measure_link, order, self._host.clock))
         return {"target": wire.whole(order, "target"), **found}
 
     async def _stop(self, _: Message) -> Message:

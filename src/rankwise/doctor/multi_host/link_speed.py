@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import socket
 import statistics
 import struct
 import sys
 from contextlib import suppress
-from typing import final
+from threading import Thread
+from typing import cast, final
 
 from rankwise.base.clock import Clock
 from rankwise.doctor.multi_host import wire
-from rankwise.doctor.multi_host.link_probe import connect, read_exactly, read_greeting
+from rankwise.doctor.multi_host.link_probe import read_greeting
 from rankwise.doctor.multi_host.wire import GoneError, Message
 
 _PINGS, _PINGS_S = 20, 3.0
@@ -26,7 +28,7 @@ _TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
 _LEAST_RESENT, _LEAST_SENT = 4, 100
 
 
-async def measure_link(order: Message, clock: Clock) -> Message:
+def measure_link(order: Message, clock: Clock) -> Message:
     """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; return the answer, or ``why`` there is none.
 
     It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace;
@@ -34,17 +36,17 @@ async def measure_link(order: Message, clock: Clock) -> Message:
     """
     pace, seconds = wire.number(order, "pace"), max(0.0, min(wire.number(order, "seconds"), _MOST_S))
     try:
-        with await connect(wire.text(order, "address"), wire.whole(order, "port") or 0, _OPEN_S) as sock:
-            wire.tune(sock)
+        with socket.create_connection((wire.text(order, "address"), wire.whole(order, "port") or 0), _OPEN_S) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with suppress(OSError):
                 # Whatever still waits to be sent at the end must not be in the way of the next measurement.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 if pace and sys.platform.startswith("linux"):
                     bound = struct.pack("@I", int(min(pace, 2**32 - 2)))
                     sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bound)
-            await read_greeting(sock, clock, _OPEN_S)
-            latency_s = await _ping(sock, clock)
-            taken_bytes, took_s = await _stream(sock, clock, seconds)
+            read_greeting(sock, _OPEN_S)
+            latency_s = _ping(sock, clock)
+            taken_bytes, took_s = _stream(sock, clock, seconds)
             speed, resent = taken_bytes / max(took_s, 1e-6), _read_resent(sock)
             return {"latency": latency_s, "speed": speed, "resent": resent}
     except OSError as error:
@@ -53,43 +55,48 @@ async def measure_link(order: Message, clock: Clock) -> Message:
         return {"why": str(error)}
 
 
-async def _ping(sock: socket.socket, clock: Clock) -> float:
-    until_s = clock.monotonic() + _PINGS_S
-    order, found = ORDER.pack(PING, 0, 0), list[float]()
-    while len(found) < _PINGS:
-        begin_s = clock.monotonic()
-        sock.send(order)
+def _ping(sock: socket.socket, clock: Clock) -> float:
+    begin_s, found = clock.monotonic(), list[float]()
+    for _ in range(_PINGS):
+        sent_s = clock.monotonic()
+        sock.sendall(ORDER.pack(PING, 0, 0))
         try:
-            await read_exactly(sock, ORDER.size, clock, until_s)
+            _read_order(sock, max(0.01, begin_s + _PINGS_S - sent_s))
         except TimeoutError:
             break
-        found.append(clock.monotonic() - begin_s)
+        found.append(clock.monotonic() - sent_s)
     if not found:
         raise TimeoutError(f"no answer to a few bytes within {_PINGS_S:.0f} s")
     return statistics.median(found)
 
 
-async def _stream(sock: socket.socket, clock: Clock, seconds: float) -> tuple[int, float]:
+def _stream(sock: socket.socket, clock: Clock, seconds: float) -> tuple[int, float]:
     """Send until the other side answers how much it got, and in what time; nothing where it does not answer."""
     until_s = clock.monotonic() + max(seconds, STALL_S) + 1.0
-    sock.send(ORDER.pack(STREAM, int(seconds * 1000), _MOST_BYTES))
-
-    async def send() -> None:
-        with suppress(OSError):
-            for _ in range(_MOST_BYTES // len(_CHUNK)):
-                await asyncio.get_running_loop().sock_sendall(sock, _CHUNK)
-
-    sending = asyncio.create_task(send())
+    sock.sendall(ORDER.pack(STREAM, int(seconds * 1000), _MOST_BYTES))
+    sock.setblocking(False)  # noqa: FBT003 - its only form
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        while ready := selector.select(max(0.0, until_s - clock.monotonic())):
+            if ready[0][1] & selectors.EVENT_READ or clock.monotonic() > until_s:
+                break
+            sock.send(_CHUNK)
     try:
-        kind, took_us, taken = ORDER.unpack(await read_exactly(sock, ORDER.size, clock, until_s))
+        kind, took_us, taken = _read_order(sock, max(0.01, until_s - clock.monotonic()))
     except TimeoutError:
         return 0, 1.0
-    finally:
-        sending.cancel()
-        await asyncio.wait({sending})
     if kind != TAKEN:
         raise ConnectionAbortedError("it is not a doctor")
     return taken, took_us / 1e6
+
+
+def _read_order(sock: socket.socket, timeout_s: float) -> tuple[bytes, int, int]:
+    """Return the next order or answer; TimeoutError if it has not come in time, OSError if the connection has ended."""
+    sock.settimeout(timeout_s)
+    data = sock.recv(ORDER.size, socket.MSG_WAITALL)
+    if len(data) < ORDER.size:
+        raise ConnectionResetError("it closed the connection")
+    return cast("tuple[bytes, int, int]", ORDER.unpack(data))
 
 
 def _read_resent(sock: socket.socket) -> float | None:
@@ -112,7 +119,7 @@ PING, STREAM, TAKEN = b"P", b"S", b"T"
 #: So long a stream may bring nothing at all before it is said to have stalled.
 STALL_S = 2.0
 _IDLE_S = 60.0
-_READ_BYTES, _READS_AT_ONCE = 1 << 18, 8
+_READ_BYTES = 1 << 18
 
 
 @final
@@ -123,7 +130,6 @@ class LinkServer:
         self._greeting = wire.encode({wire.GREETING: wire.VERSION, "mark": mark, "number": number, "name": name})
         self._clock = clock
         self._listeners: list[socket.socket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, address: str) -> int:
         """Listen at an address, and return the port, which the system chooses; OSError: the address is not ours."""
@@ -135,9 +141,7 @@ class LinkServer:
         return int(listener.getsockname()[1])
 
     def close(self) -> None:
-        """Close all ports and connections."""
-        for task in self._tasks:
-            task.cancel()
+        """Close all ports; each connection ends with its other side."""
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
@@ -145,59 +149,34 @@ class LinkServer:
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # gone already, or there is no descriptor left: the connecting host sees it
             sock, _ = listener.accept()
-            task = asyncio.create_task(self._serve(sock))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            Thread(target=self._serve, args=(sock,), name="rankwise-link", daemon=True).start()
 
-    async def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
-            wire.tune(sock)
-            answer = self._greeting
-            while True:
-                sock.send(answer)
-                answer = await read_exactly(sock, ORDER.size, self._clock, self._clock.monotonic() + _IDLE_S)
-                kind, bound_ms, most_bytes = ORDER.unpack(answer)
-                if kind != PING:
-                    break
-            if kind == STREAM:
-                await self._take_stream(sock, bound_ms / 1000, most_bytes)
+            sock.settimeout(_IDLE_S)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(self._greeting)
+            while (order := _read_order(sock, _IDLE_S))[0] == PING:
+                sock.sendall(ORDER.pack(*order))
+            if order[0] == STREAM:
+                self._take_stream(sock, order[1] / 1000, order[2])
 
-    async def _take_stream(self, sock: socket.socket, bound_s: float, most_bytes: int) -> None:
+    def _take_stream(self, sock: socket.socket, bound_s: float, most_bytes: int) -> None:
         """Read for so long, or until so much has come; answer how much came, and in what time."""
-        loop = asyncio.get_running_loop()
         begin_s, taken_bytes, buffer = self._clock.monotonic(), 0, bytearray(_READ_BYTES)
-        is_full, has_ended = asyncio.Event(), asyncio.Event()
-
-        def read() -> None:
-            nonlocal taken_bytes
+        # What has brought nothing at all may only be late.
+        while (left_s := begin_s + (bound_s if taken_bytes else max(bound_s, STALL_S)) - self._clock.monotonic()) > 0:
+            sock.settimeout(left_s)
             try:
-                for _ in range(_READS_AT_ONCE):
-                    count = sock.recv_into(buffer)
-                    taken_bytes += count
-                    if not count:
-                        raise ConnectionResetError
-            except BlockingIOError:
-                pass
-            except OSError:
-                has_ended.set()
-                loop.remove_reader(sock)
-            if taken_bytes >= most_bytes or has_ended.is_set():
-                is_full.set()
-
-        # One registration for the whole stream: one for each read would take longer than the read.
-        loop.add_reader(sock, read)
-        try:
-            await _wait_for(is_full, bound_s)
-            if not taken_bytes:  # it may only be late
-                await _wait_for(is_full, STALL_S - bound_s)
-            took_us = int((self._clock.monotonic() - begin_s) * 1e6)
-            sock.send(ORDER.pack(TAKEN, min(took_us, (1 << 32) - 1), taken_bytes))
-            # What still comes is read, too: else the sender would not receive the answer.
-            await _wait_for(has_ended, _IDLE_S)
-        finally:
-            loop.remove_reader(sock)
-
-
-async def _wait_for(event: asyncio.Event, timeout_s: float) -> None:
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), max(0.0, timeout_s))
+                count = sock.recv_into(buffer)
+            except TimeoutError:
+                break
+            taken_bytes += count
+            if not count or taken_bytes >= most_bytes:
+                break
+        took_us = int((self._clock.monotonic() - begin_s) * 1e6)
+        sock.settimeout(_IDLE_S)
+        sock.sendall(ORDER.pack(TAKEN, min(took_us, (1 << 32) - 1), taken_bytes))
+        # What still comes is read, too: else the sender would not receive the answer.
+        while sock.recv_into(buffer):
+            pass
