@@ -23,7 +23,6 @@ from rankwise.doctor.multi_host.peer import Admission, Peer
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.results import Results
 from rankwise.doctor.multi_host.wire import (
-    BadMessageError,
     SilentError,
     clean_host_name,
     clean_name,
@@ -87,8 +86,8 @@ def test_a_message_has_nothing_that_a_terminal_obeys() -> None:
         "good": "ä …\n\t→ 中",
     }
     assert decode(b'{"a": "\xc2\x9b31m"}') == {"a": "?31m"}
-    with pytest.raises(ValueError, match="no list of hosts"):
-        from_json({"hosts": "\x1b"})
+    with pytest.raises(ValueError, match="is no ClusterReport"):
+        from_json({"hostss": "\x1b"})
     assert from_json({"hosts": [{"name": "a\x1b[2J", "readings": []}]}).hosts[0].name == "a?[2J"
 
 
@@ -114,34 +113,68 @@ def test_a_number_without_an_end_is_bounded() -> None:
     assert whole(told, "a") is None
 
 
+def link(**changes: Any) -> dict[str, Any]:
+    return {"tried": {"links": [{"source": "host2", "target": "host1", "plane": "gloo", "address": "10.0.0.2", "port": 1, "outcome": "ok", **changes}]}}  # fmt: skip
+
+
+def look_up(**changes: Any) -> dict[str, Any]:
+    return {"tried": {"names": [{"source": "host2", "name": "host1", "target": "host1", **changes}]}}
+
+
+def listen(**changes: Any) -> dict[str, Any]:
+    return {"host": {"name": "x", "listening": [{"plane": "gloo", "address": "10.0.0.3", "ports": [1], **changes}]}}
+
+
+def measure(**changes: Any) -> dict[str, Any]:
+    return {"measure": {"source": "host2", "target": "host1", "latency_s": 0.1, "bytes_per_s": 1.0, **changes}}
+
+
 @pytest.mark.parametrize(
     ("take", "told"),
     [
-        ("take_opened", {"planes": [{"plane": "gloo", "address": "10.0.0.3", "ports": ["x; rm"]}]}),
-        ("take_opened", {"planes": [{"plane": "gloo", "address": "10.0.0.3", "ports": [70000]}]}),
-        ("take_opened", {"planes": [{"plane": "gloo", "address": "a;b", "ports": [1]}]}),
-        ("take_opened", {"planes": [{"plane": "moon", "address": "10.0.0.3", "ports": [1]}]}),
-        ("take_opened", {"reached_at": "$(reboot)"}),
-        ("take_opened", {"interfaces": [{"name": "eth0", "ip": 5}]}),
-        ("take_links", {"links": [{"number": 99, "plane": "gloo", "outcome": "ok", "port": 1}]}),
-        ("take_links", {"links": [{"number": 2, "plane": "gloo", "outcome": "ok", "port": 1}]}),
-        ("take_links", {"links": [{"number": 1, "plane": "gloo", "outcome": "maybe", "port": 1}]}),
-        ("take_links", {"names": [{"name": "host1", "to": -1}]}),
-        ("take_links", {"names": [{"name": "host1", "to": 1, "got": ["`x`"]}]}),
-        ("take_measure", {"target": 3}),
-        ("take_measure", {"target": 1, "speed": -1.0}),
+        ("take_opened", listen(ports=["x; rm"])),
+        ("take_opened", listen(ports=[70000])),
+        ("take_opened", listen(ports=[1] * 100)),
+        ("take_opened", listen(address="a;b")),
+        ("take_opened", listen(plane="moon")),
+        ("take_opened", {"host": {"name": "x", "address": "$(reboot)"}}),
+        ("take_opened", {"host": {"name": "x", "own_name": "x'; reboot"}}),
+        ("take_opened", {"host": {"name": "x", "interfaces": [["eth0", 5]]}}),
+        ("take_opened", {"host": {"name": "x", "interfaces": [["a;b", "10.0.0.3"]]}}),
+        ("take_opened", {}),
+        ("take_links", link(target="nobody")),
+        ("take_links", link(target="host2")),
+        ("take_links", link(source="host0")),
+        ("take_links", link(outcome="maybe")),
+        ("take_links", look_up(target="nobody")),
+        ("take_links", look_up(got=["`x`"])),
+        ("take_measure", measure(target="nobody")),
+        ("take_measure", measure(bytes_per_s=-1.0)),
+        ("take_measure", measure(latency_s="1")),
         ("take_readings", {"readings": [{"verdict": "splendid"}]}),
     ],
 )
 def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
     peers: list[Peer], take: str, told: dict[str, Any]
 ) -> None:
-    """Ports, addresses, numbers of hosts and words that do not exist are refused, and leave nothing behind."""
+    """Ports, addresses, names of hosts and words that do not exist are refused, and leave nothing behind."""
     gathered = Results(peers=peers)
     before = gathered.to_report()
-    with pytest.raises(BadMessageError):
+    with pytest.raises(ValueError, match=r"\w"):
         getattr(gathered, take)(peers[2], told)
     assert gathered.to_report() == before
+
+
+@pytest.mark.parametrize(
+    ("take", "told"),
+    [("take_opened", listen()), ("take_links", link()), ("take_links", look_up()), ("take_measure", measure())],
+)
+def test_what_a_doctor_answers_is_taken(peers: list[Peer], take: str, told: dict[str, Any]) -> None:
+    """The same answers without the mistakes are in the report."""
+    gathered = Results(peers=peers)
+    before = gathered.to_report()
+    getattr(gathered, take)(peers[2], told)
+    assert gathered.to_report() != before
 
 
 def test_readings_are_of_the_host_that_tells_them(peers: list[Peer]) -> None:

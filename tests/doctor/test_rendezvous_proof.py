@@ -192,7 +192,7 @@ def test_who_leaves_before_the_greeting_leaves_no_descriptor() -> None:
         return sum(one.name == "rankwise-link" for one in threading.enumerate())
 
     async def scene() -> None:
-        server = LinkServer(mark="", number=0, name="host", clock=FakeClock())
+        server = LinkServer(mark="", name="host", clock=FakeClock())
         port = server.listen("127.0.0.1")
         for _ in range(3):
             sock = socket.create_connection(("127.0.0.1", port))

@@ -27,7 +27,7 @@ while True:
     except OSError:
         time.sleep(0.05)
 name = "evil\x1b[2J\x1b]0;t\x07\n# rm"
-hello = {"rankwise-doctor": 3, "token": "", "name": name, "node_rank": 2, "num_hosts": 3, "own": "", "is_own": True}
+hello = {"rankwise-doctor": 4, "token": "", "name": name, "node_rank": 2, "num_hosts": 3, "own": "", "is_own": True}
 sock.sendall(json.dumps(hello).encode() + b"\n")
 sock.settimeout(0.3)
 told = b""
@@ -52,7 +52,13 @@ while True:
         break
 print("dropped")
 """
-_OPENED = {"planes": [{"plane": "gloo", "address": "10.77.0.3", "ports": [45454]}], "own_name": "evil"}
+_OPENED = {
+    "host": {
+        "name": "evil",
+        "own_name": "evil",
+        "listening": [{"plane": "gloo", "address": "10.77.0.3", "ports": [45454]}],
+    }
+}
 _READING = {
     "probe": "limits", "verdict": "fail", "what": "x\x1b[2Jx\ny", "why": "", "fix": "# on x\r\nreboot", "class": "", "hosts": ["host0"],
     "facts": {},
@@ -66,8 +72,28 @@ def start_stranger(host: Host, answers: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     "answers",
     [
-        {"open": {"planes": [{"plane": "gloo", "address": "10.77.0.3", "ports": ["x; rm"]}]}},
-        {"open": _OPENED, "connect": {"links": [{"number": 99, "plane": "gloo", "outcome": "ok"}]}},
+        {
+            "open": {
+                "host": {"name": "evil", "listening": [{"plane": "gloo", "address": "10.77.0.3", "ports": ["x; rm"]}]}
+            }
+        },
+        {
+            "open": _OPENED,
+            "connect": {
+                "tried": {
+                    "links": [
+                        {
+                            "source": "evil",
+                            "target": "nobody",
+                            "plane": "gloo",
+                            "address": "",
+                            "port": 1,
+                            "outcome": "ok",
+                        }
+                    ]
+                }
+            },
+        },
     ],
     ids=["a port that is none", "a link to nobody"],
 )
@@ -91,7 +117,9 @@ def test_who_tells_nonsense_is_lost_and_nobody_else(tmp_path: Path, answers: dic
 def test_what_a_terminal_would_obey_does_not_arrive(tmp_path: Path) -> None:
     """A host's name and its readings with escape sequences and line breaks: none of them is left in the others' results."""
     with open_hosts([make_hosts_file(3)] * 3, tmp_path) as hosts:
-        stranger = start_stranger(hosts[2], {"open": _OPENED, "readings": {"readings": [_READING]}})
+        stranger = start_stranger(
+            hosts[2], {"open": _OPENED, "connect": {"tried": {}}, "readings": {"readings": [_READING]}}
+        )
         try:
             with meet(hosts, members=[0, 1]) as rendezvous:
                 found = [rendezvous.finish(number) for number in (0, 1)]

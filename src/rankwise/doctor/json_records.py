@@ -7,13 +7,14 @@ import types
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import cache
-from typing import TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from rankwise.doctor.probe import Fact, Facts
 
 Reader: TypeAlias = Callable[[Fact], object]
 
 Record = TypeVar("Record")
+Value = TypeVar("Value")
 _LARGEST = 1 << 53
 
 
@@ -29,13 +30,18 @@ def to_json(value: object) -> Fact:
     return {name: to_json(getattr(value, name)) for name in _read_hints(kind)}
 
 
-def from_json(kind: type[Record], info: Facts) -> Record | None:
-    """Read a record again; what is missing, or of another type, has its usual value.
+def from_json(kind: type[Record], info: Fact) -> Record:
+    """Read a record again; what is missing has its usual value.
 
-    None: what has no usual value is missing.
+    ValueError: something is of another type, or no such record.
     """
-    hint: type = kind
-    return cast("Record | None", _make_reader(hint)(dict(info)))
+    info, hint = info if isinstance(info, dict) else {}, cast("type", kind)
+    hints = _read_hints(hint)
+    known = {name: _make_reader(hint)(info[name]) for name, hint in hints.items() if info.get(name) is not None}
+    try:
+        return kind(**known)
+    except TypeError as error:  # what has no usual value is missing
+        raise ValueError(f"{info!r:.60} is no {kind.__name__}: {error}") from error
 
 
 def read_int(value: Fact) -> int | None:
@@ -52,55 +58,46 @@ def read_float(value: Fact) -> float:
 
 @cache
 def _read_hints(kind: type) -> dict[str, object]:
-    return dict(get_type_hints(kind))
+    return dict(get_type_hints(kind, include_extras=True))
 
 
 @cache
 def _make_reader(hint: object) -> Reader:
-    """Return what reads a value of a type, and returns None for what is none."""
+    """Return what reads a value of a type, and raises ValueError for what is none."""
     origin, kinds = get_origin(hint), get_args(hint)
     if origin in {Union, types.UnionType}:
         return _make_reader(kinds[0])
+    if origin is Annotated:
+        read = _make_reader(kinds[0])
+        return lambda value: _check(read(value), kinds[1])
     if origin is tuple:
         return _make_tuple_reader(kinds)
-    if isinstance(hint, type) and hasattr(hint, "from_json"):
-        read_own = cast("Reader", hint.from_json)
-        return lambda value: read_own(value) if isinstance(value, dict) else None
     if isinstance(hint, type) and is_dataclass(hint):
-        return _make_record_reader(hint)
-    scalars: dict[object, Reader] = {
-        bool: lambda value: value if isinstance(value, bool) else None,
-        int: read_int,
-        float: lambda value: read_float(value) if type(value) in {int, float} else None,
-    }
-    return scalars.get(hint, lambda value: value if isinstance(value, str) else None)
+        record: type = hint
+        own = cast("Callable[[Facts], object] | None", getattr(hint, "from_json", None))
+        return lambda value: own(value if isinstance(value, dict) else {}) if own else from_json(record, value)
+    fits: dict[object, Callable[[object], bool]] = {
+        float: lambda one: type(one) in {int, float}, int: lambda one: type(one) is int and abs(one) <= _LARGEST,
+        bool: lambda one: type(one) is bool, str: lambda one: type(one) is str,
+    }  # fmt: skip
+    choice = kinds.__contains__ if origin is Literal else fits[hint]
+    return lambda value: read_float(_check(value, choice)) if hint is float else _check(value, choice)
 
 
 def _make_tuple_reader(kinds: tuple[object, ...]) -> Reader:
     readers = [_make_reader(kind) for kind in kinds if kind is not Ellipsis]
 
     def read(value: Fact) -> object:
-        if not isinstance(value, list):
-            return None
-        if kinds[-1] is Ellipsis:
-            return tuple(one for one in map(readers[0], value) if one is not None)
-        found = tuple(reader(one) for reader, one in zip(readers, value, strict=False))
-        return found if len(value) == len(readers) and None not in found else None
+        values = value if isinstance(value, list) else []
+        own = readers * len(values) if kinds[-1] is Ellipsis else readers
+        if not isinstance(value, list) or len(own) != len(values):
+            raise ValueError(f"{value!r:.60} is no such list")
+        return tuple(reader(one) for reader, one in zip(own, values, strict=True))
 
     return read
 
 
-def _make_record_reader(kind: type) -> Reader:
-    readers = {name: _make_reader(hint) for name, hint in _read_hints(kind).items()}
-    blank = {name: hint() for name, hint in _read_hints(kind).items() if hint in (str, int, float)}
-
-    def read(value: Fact) -> object:
-        if not isinstance(value, dict):
-            return None
-        known = ((name, reader(value[name])) for name, reader in readers.items() if name in value)
-        try:
-            return kind(**blank | {name: one for name, one in known if one is not None})
-        except TypeError:  # what has no usual value is missing
-            return None
-
-    return read
+def _check(value: Value, fits: Callable[[Value], bool]) -> Value:
+    if not fits(value):
+        raise ValueError(f"{value!r:.60} can't be that")
+    return value

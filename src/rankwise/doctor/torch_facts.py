@@ -68,7 +68,6 @@ def query_torch(host: Host) -> TorchFacts:
     if not ran.is_good or not lines:
         return TorchFacts(python=python, why=ran.failure)
     try:
-        facts = from_json(TorchFacts, {**json.loads(lines[-1]), "python": python})
+        return from_json(TorchFacts, {**json.loads(lines[-1]), "python": python})
     except (ValueError, TypeError):
-        facts = None
-    return facts or TorchFacts(python=python, why=f"its answer can't be read: {lines[-1][:100]}")
+        return TorchFacts(python=python, why=f"its answer can't be read: {lines[-1][:100]}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias
 
 from rankwise.doctor import json_records
-from rankwise.doctor.multi_host.wire import clean
-from rankwise.doctor.probe import Fact, Facts, Reading
+from rankwise.doctor.multi_host.wire import clean, clean_host_name, clean_name
+from rankwise.doctor.network.names import is_address
+from rankwise.doctor.probe import Facts, Reading
 from rankwise.doctor.units import format_rate, format_seconds
 
 #: Where the target listens: at the address and on the kind of ports that Gloo, or NCCL, will take there.
@@ -21,10 +22,24 @@ LIBRARIES: dict[Plane, tuple[str, str]] = {
 #: that address. ``stalled``: it opened, and large data did not pass.
 Outcome = Literal["ok", "refused", "timeout", "unreachable", "no route", "reset", "other host", "stalled", "not tried"]
 
+#: What stands in commands and in comments of a shell is no more than that.
+HostName: TypeAlias = Annotated[str, lambda text: clean_host_name(text) == text]
+InterfaceName: TypeAlias = Annotated[str, lambda text: clean_name(text) == text]
+Address: TypeAlias = Annotated[str, lambda text: not text or is_address(text)]
+Port: TypeAlias = Annotated[int, lambda number: 0 < number < 1 << 16]
 #: A link in one direction: from which host to which.
 Way: TypeAlias = "tuple[str, str]"
 #: From this share of packets on that were sent again, a link is lossy.
 LOSSY = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a host listens for one plane while the links are tried."""
+
+    plane: Plane
+    address: Address
+    ports: tuple[Port, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +55,23 @@ class HostReport:
         interfaces: Its interfaces, each with one of its addresses.
         gloo_address: Where Gloo will listen there; ``nccl_address``: the same for NCCL, empty where it is not used.
         private: Those of its addresses that mean another place on each host: of containers' bridges.
+        listening: Where the others have tried to reach it.
     """
 
     name: str
-    address: str = ""
+    address: Address = ""
     readings: tuple[Reading, ...] = ()
     clock_ahead_s: float | None = None
     clock_error_s: float = 0.0
     lost: str = ""
     node_rank: int | None = None
     num_hosts: int | None = None
-    interfaces: tuple[tuple[str, str], ...] = ()
-    gloo_address: str = ""
-    nccl_address: str = ""
-    private: tuple[str, ...] = ()
-    own_name: str = ""
+    interfaces: tuple[tuple[InterfaceName, Address], ...] = ()
+    gloo_address: Address = ""
+    nccl_address: Address = ""
+    private: tuple[Address, ...] = ()
+    own_name: HostName = ""
+    listening: tuple[Listening, ...] = ()
 
     def find_interface(self, *addresses: str) -> str:
         """Return its first interface that has one of some addresses; empty if none has."""
@@ -66,9 +83,9 @@ class NameLookup:
     """What a host gets for the name of another one; ``is_written``: it stands in its ``/etc/hosts``."""
 
     source: str
-    name: str
+    name: HostName
     target: str
-    got: tuple[str, ...] = ()
+    got: tuple[Address, ...] = ()
     is_written: bool = False
 
 
@@ -79,9 +96,9 @@ class Link:
     source: str
     target: str
     plane: Plane
-    address: str
-    port: int
-    outcome: Outcome
+    address: Address
+    port: Port
+    outcome: Outcome = "not tried"
     detail: str = ""
 
     @property
@@ -169,9 +186,5 @@ class ClusterReport:
 
 
 def from_json(message: Facts) -> ClusterReport:
-    """Read it again from a host's message; what is missing, or of another type, has its usual value; ValueError: it is something else."""
-    cleaned = cast("dict[str, Fact]", clean(dict(message)))
-    found = json_records.from_json(ClusterReport, cleaned) if isinstance(cleaned.get("hosts"), list) else None
-    if found is None:
-        raise ValueError(f"no list of hosts in {cleaned!r:.200}")
-    return found
+    """Read it again from a host's message; what is missing has its usual value; ValueError: it is something else."""
+    return json_records.from_json(ClusterReport, clean(dict(message)))

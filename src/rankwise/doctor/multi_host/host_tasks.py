@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias, cast, final
+from typing import TypeAlias, final
 
 from rankwise.base.host import is_loopback
 from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, resolve
-from rankwise.doctor.json_records import to_json
+from rankwise.doctor.json_records import from_json, to_json
 from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, describe_torch
-from rankwise.doctor.multi_host.cluster_report import Outcome, Plane
+from rankwise.doctor.multi_host.cluster_report import HostReport, Link, Listening, NameLookup, Outcome, Plane
 from rankwise.doctor.multi_host.connection import in_thread
-from rankwise.doctor.multi_host.link_probe import LinkAttempt, try_all
+from rankwise.doctor.multi_host.link_probe import try_all
 from rankwise.doctor.multi_host.link_speed import LinkServer, measure_link
 from rankwise.doctor.multi_host.plan import Plan
+from rankwise.doctor.multi_host.results import Tried
 from rankwise.doctor.multi_host.wire import Message
 from rankwise.doctor.network.gloo_nccl import choose_nccl_interfaces, find_gloo_address
 from rankwise.doctor.network.interfaces import Interface, read_interfaces
-from rankwise.doctor.network.names import is_address
-from rankwise.doctor.probe import Fact, Probe
+from rankwise.doctor.probe import Probe
 
 Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
+#: The addresses of names; None for those without an answer.
+Lookups: TypeAlias = "dict[str, tuple[str, ...] | None]"
 
 _PORTS, _PORTS_OF_MANY, _MANY = 3, 1, 32
 #: A host that has accepted may be busy: its greeting may take longer than the connection.
@@ -51,8 +53,7 @@ class HostTasks:
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
         self._host, self._plan = host, plan
         self._server: LinkServer | None = None
-        self._number, self._count = -1, 0
-        self._peers: list[Message] = []
+        self._name, self._count = "", 0
         self._reducing = AllReduceRanks(host)
         self._handlers: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
@@ -79,28 +80,26 @@ class HostTasks:
 
     async def _open(self, order: Message) -> Message:
         host, plan = self._host, self._plan
-        self._number, self._count = wire.whole(order, "number") or 0, wire.whole(order, "count") or 1
+        self._name, self._count = wire.text(order, "name"), wire.whole(order, "count") or 1
         if self._server is not None:
             self._server.close()
-        server = LinkServer(mark=wire.mark(plan.token), number=self._number, name=host.name, clock=host.clock)
-        self._server = server
+        server = self._server = LinkServer(mark=wire.mark(plan.token), name=self._name, clock=host.clock)
         own = plan.listen_address or wire.text(order, "own")
         interfaces, gloo, nccl = await in_thread(self._find_addresses)
         at = own if is_loopback(gloo) and not plan.listen_address else gloo or own
-        places: list[tuple[Plane, str]] = [("gloo", at)]
-        places += [("nccl", nccl)] if nccl not in {"", at} else []
-        opened = [(plane, address, self._listen(server, address)) for plane, address in places]
-        if not opened[0][2]:  # Gloo's address can't be used: the link itself is tried all the same
-            opened[0] = ("gloo", own, self._listen(server, own))
-        planes: list[Fact] = [{"plane": one, "address": at, "ports": ports} for one, at, ports in opened if ports]
-        return {
-            "planes": planes, "gloo": gloo, "nccl": nccl, "reached_at": own, "own_name": host.name,
-            "private": [str(address.ip) for one in interfaces if one.kind == "container" for address in one.addresses],
-            "interfaces": [
-                {"name": one.name, "ip": str(address.ip)} for one in interfaces if one.kind != "loopback"
-                for address in one.addresses
-            ],
-        }  # fmt: skip
+        opened = [
+            self._listen(server, "gloo", at),
+            *([self._listen(server, "nccl", nccl)] if nccl not in {"", at} else []),
+        ]
+        if not opened[0].ports:  # Gloo's address can't be used: the link itself is tried all the same
+            opened[0] = self._listen(server, "gloo", own)
+        placed = [(one, str(address.ip)) for one in interfaces for address in one.addresses]
+        report = HostReport(
+            name=self._name, address=own, own_name=wire.clean_host_name(host.name), gloo_address=gloo, nccl_address=nccl,
+            interfaces=tuple((wire.clean_name(one.name), ip) for one, ip in placed if one.kind != "loopback"),
+            private=tuple(ip for one, ip in placed if one.kind == "container"), listening=tuple(one for one in opened if one.ports),
+        )  # fmt: skip
+        return {"host": to_json(report)}
 
     def _find_addresses(self) -> tuple[Sequence[Interface], str, str]:
         """Return the interfaces, and where Gloo and NCCL will listen; empty for NCCL if nobody uses it."""
@@ -113,46 +112,37 @@ class HostTasks:
         nccl = next((str(address.ip) for _, address in taken), "")
         return interfaces, find_gloo_address(host, interfaces), nccl
 
-    def _listen(self, server: LinkServer, address: str) -> list[Fact]:
+    def _listen(self, server: LinkServer, plane: Plane, address: str) -> Listening:
+        ports: list[int] = []
         with suppress(OSError):  # not ours: no port there is sent to the others
-            return [server.listen(address) for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY)]
-        return []
+            ports += [server.listen(address) for _ in range(_PORTS if self._count <= _MANY else _PORTS_OF_MANY)]
+        return Listening(plane=plane, address=address, ports=tuple(ports))
 
     async def _connect(self, order: Message) -> Message:
-        self._peers = [one for one in wire.parts(order, "peers") if wire.whole(one, "number") != self._number]
-        wanted = {wire.text(one, "name") for one in self._peers}
+        peers = [from_json(HostReport, one) for one in wire.entries(order, "hosts")]
+        peers = [one for one in peers if one.name != self._name]
+        wanted = {one.own_name for one in peers}
         names = {} if self._plan.listen_address else await resolve_all(sorted(wanted - {"", self._host.name}))
-        tried = await try_all(
-            self._list_targets(), mark=wire.mark(self._plan.token), greeting_s=_GREETING_S * self._plan.timeout_factor,
-        )  # fmt: skip
+        targets = [
+            Link(source=self._name, target=peer.name, plane=one.plane, address=one.address, port=port)
+            for peer in peers for one in peer.listening for port in one.ports
+        ]  # fmt: skip
+        greeting_s = _GREETING_S * self._plan.timeout_factor
+        tried = await try_all(targets, mark=wire.mark(self._plan.token), greeting_s=greeting_s)
         # Of the ports of one host and plane, the worst counts.
         by_outcome = sorted(tried, key=lambda one: _OUTCOMES.index(one.outcome))
-        worst = {(one.number, one.plane): one for one in by_outcome}
-        return {"links": [to_json(one) for one in worst.values()], "names": self._report_names(names)}
+        worst = {(one.target, one.plane): one for one in by_outcome}
+        return {"tried": to_json(Tried(links=tuple(worst.values()), names=tuple(self._report_names(peers, names))))}
 
-    def _list_targets(self) -> list[LinkAttempt]:
-        found = []
-        for peer in self._peers:
-            at = wire.whole(peer, "number") or 0
-            for one in wire.parts(peer, "planes"):
-                plane, address = cast("Plane", wire.text(one, "plane")), wire.text(one, "address")
-                ports = map(wire.read_port, wire.entries(one, "ports") if is_address(address) else [])
-                found += [LinkAttempt(number=at, plane=plane, address=address, port=port) for port in ports]
-        return found
-
-    def _report_names(self, names: dict[str, tuple[str, ...] | None]) -> list[Fact]:
+    def _report_names(self, peers: Sequence[HostReport], names: Lookups) -> Iterator[NameLookup]:
         lines = self._host.read("/etc/hosts").splitlines()
         written = {word for line in lines for word in line.partition("#")[0].split()[1:]}
-        message: list[Fact] = []
-        for peer in self._peers:
-            got = names.get(name := wire.text(peer, "name"))
-            own = {wire.text(peer, "address"), *wire.texts(peer, "addresses")}
+        for peer in peers:
+            got, name = names.get(peer.own_name), peer.own_name
+            own = {peer.address, *(ip for _, ip in peer.interfaces)}
             # Of many hosts only what is wrong is reported: right ones are as many as there are pairs.
-            if got is None or (self._count > _MANY and (not got or own & set(got))):
-                continue
-            number = wire.whole(peer, "number")
-            message.append({"name": name, "to": number, "got": list(got), "is_written": name in written})
-        return message
+            if got is not None and (self._count <= _MANY or (got and not own & set(got))):
+                yield NameLookup(source=self._name, name=name, target=peer.name, got=got, is_written=name in written)
 
     async def _send_readings(self, order: Message) -> Message:
         readings = await asyncio.shield(self._examined)
@@ -162,15 +152,15 @@ class HostTasks:
         return answer
 
     async def _measure(self, order: Message) -> Message:
-        found = await in_thread(partial(measure_link, order, self._host.clock))
-        return {"target": wire.whole(order, "target"), **found}
+        found = await in_thread(partial(measure_link, order, self._name, self._host.clock))
+        return {"measure": to_json(found)}
 
     async def _stop(self, _: Message) -> Message:
         self._reducing.stop()
         return {}
 
 
-async def resolve_all(names: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+async def resolve_all(names: Sequence[str]) -> Lookups:
     """Look up names, many at a time and within some seconds; None for those without an answer."""
     gate, found = asyncio.Semaphore(_NAMES_AT_ONCE), dict[str, tuple[str, ...] | None].fromkeys(names)
 

@@ -6,12 +6,12 @@ import asyncio
 import errno
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from rankwise.doctor.multi_host.cluster_report import Outcome, Plane
+from rankwise.doctor.multi_host.cluster_report import Link, Outcome
 from rankwise.doctor.multi_host.connection import in_thread
-from rankwise.doctor.multi_host.wire import GREETING, GoneError, StrangerError, decode, explain, text, whole
+from rankwise.doctor.multi_host.wire import GREETING, GoneError, StrangerError, decode, explain, text
 from rankwise.doctor.probe import Fact
 
 #: A first packet that is lost is sent again after 1 s and after 3 s.
@@ -24,33 +24,21 @@ _OUTCOMES: dict[int | None, Outcome] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAttempt:
-    """A connection to be tried, to the host with a number, and how it went."""
-
-    number: int
-    plane: Plane
-    address: str
-    port: int
-    outcome: Outcome = "not tried"
-    detail: str = ""
-
-
-async def try_all(targets: Sequence[LinkAttempt], *, mark: str, greeting_s: float) -> list[LinkAttempt]:
+async def try_all(targets: Sequence[Link], *, mark: str, greeting_s: float) -> list[Link]:
     """Connect to all targets, many at a time, and see who answers; the results are in their order.
 
     A host that answers must send the mark of the rendezvous, within ``greeting_s``.
     """
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def try_one(target: LinkAttempt) -> LinkAttempt:
+    async def try_one(target: Link) -> Link:
         async with gate:
             return await in_thread(partial(_try, target, mark, greeting_s))
 
     return list(await asyncio.gather(*map(try_one, targets)))
 
 
-def _try(one: LinkAttempt, mark: str, greeting_s: float) -> LinkAttempt:
+def _try(one: Link, mark: str, greeting_s: float) -> Link:
     silence = f"no answer within {_OPEN_S:g} s"
     try:
         with socket.create_connection((one.address, one.port), _OPEN_S) as sock:
@@ -71,7 +59,7 @@ def _try(one: LinkAttempt, mark: str, greeting_s: float) -> LinkAttempt:
         return replace(one, outcome=outcome, detail=explain(error))
     if GREETING not in greeting or text(greeting, "mark") != mark:
         return replace(one, outcome="other host", detail="it is not part of this rendezvous")
-    if whole(greeting, "number") != one.number:
+    if text(greeting, "name") != one.target:
         return replace(one, outcome="other host", detail=text(greeting, "name") or "another host")
     return replace(one, outcome="ok")
 

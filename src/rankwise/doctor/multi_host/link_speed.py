@@ -14,6 +14,7 @@ from typing import cast, final
 
 from rankwise.base.clock import Clock
 from rankwise.doctor.multi_host import wire
+from rankwise.doctor.multi_host.cluster_report import Measure
 from rankwise.doctor.multi_host.link_probe import read_greeting
 from rankwise.doctor.multi_host.wire import GoneError, Message
 
@@ -28,8 +29,8 @@ _TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
 _LEAST_RESENT, _LEAST_SENT = 4, 100
 
 
-def measure_link(order: Message, clock: Clock) -> Message:
-    """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; return the answer, or ``why`` there is none.
+def measure_link(order: Message, source: str, clock: Clock) -> Measure | None:
+    """Measure the link to a host that listens (`LinkServer`), as the coordinator orders it; None: it can't be measured.
 
     It takes ``seconds`` and some more. ``pace`` is how many bytes a second to send at most, where the kernel can pace;
     0: as fast as it goes.
@@ -47,12 +48,12 @@ def measure_link(order: Message, clock: Clock) -> Message:
             read_greeting(sock, _OPEN_S)
             latency_s = _ping(sock, clock)
             taken_bytes, took_s = _stream(sock, clock, seconds)
-            speed, resent = taken_bytes / max(took_s, 1e-6), _read_resent(sock)
-            return {"latency": latency_s, "speed": speed, "resent": resent}
-    except OSError as error:
-        return {"why": wire.explain(error) if str(error) else f"no answer within {_OPEN_S:.0f} s"}
-    except GoneError as error:
-        return {"why": str(error)}
+            return Measure(
+                source=source, target=wire.text(order, "target"), latency_s=latency_s, bytes_per_s=taken_bytes / max(took_s, 1e-6),
+                resent=_read_resent(sock),
+            )  # fmt: skip
+    except (OSError, GoneError):
+        return None
 
 
 def _ping(sock: socket.socket, clock: Clock) -> float:
@@ -124,10 +125,10 @@ _READ_BYTES = 1 << 18
 
 @final
 class LinkServer:
-    """Listens at ports that the kernel chooses, as the host of a name and a number in the rendezvous."""
+    """Listens at ports that the kernel chooses, as the host of a name in the rendezvous."""
 
-    def __init__(self, *, mark: str, number: int, name: str, clock: Clock) -> None:
-        self._greeting = wire.encode({wire.GREETING: wire.VERSION, "mark": mark, "number": number, "name": name})
+    def __init__(self, *, mark: str, name: str, clock: Clock) -> None:
+        self._greeting = wire.encode({wire.GREETING: wire.VERSION, "mark": mark, "name": name})
         self._clock = clock
         self._listeners: list[socket.socket] = []
 

@@ -12,7 +12,7 @@ from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
 from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host.all_reduce import find_obstacle, plan_reduce, read_reduce
-from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport
+from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport, Way
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.multi_host.coordinator_client import find_rival
 from rankwise.doctor.multi_host.judging import judge
@@ -20,7 +20,7 @@ from rankwise.doctor.multi_host.judging_speed import find_suspects
 from rankwise.doctor.multi_host.peer import Peer, make_names_distinct, order_peers, refuse
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.results import Results
-from rankwise.doctor.multi_host.wire import INTERRUPTED, INVALID_ANSWER, BadMessageError, Message, encode
+from rankwise.doctor.multi_host.wire import INTERRUPTED, INVALID_ANSWER, Message, encode
 from rankwise.doctor.probe import Probe
 
 Take: TypeAlias = Callable[[Peer, Message], None]
@@ -115,9 +115,9 @@ class Phases:
 
     async def _run_phases(self) -> None:
         await self._open()
-        peers = self._found.list_peers(self._coordinator.here())
         bound_s = _CONNECT_S + _CONNECT_S_PER_HOST * len(self._numbered)
-        order: Message = {"do": "connect", "peers": peers}
+        known = [to_json(self._found.hosts[one.name]) for one in self._coordinator.here()]
+        order: Message = {"do": "connect", "hosts": known}
         orders = dict.fromkeys(self._coordinator.here(), order)
         await self._take(orders, bound_s, "trying all links", self._found.take_links)
         bounds = [BOUND_S[one.speed] for one in self._probes] + [BOUND_S["slow"]] * self._plan.all_reduce
@@ -137,7 +137,7 @@ class Phases:
         for peer in self._coordinator.here():
             # At which of our addresses the others arrived: that is the one by which we can be reached.
             own = (max(set(others), key=others.count) if others else peer.address) if peer.is_own else ""
-            orders[peer] = {"do": "open", "number": peer.number, "count": len(self._numbered), "own": own}
+            orders[peer] = {"do": "open", "name": peer.name, "count": len(self._numbered), "own": own}
         await self._take(orders, _OPEN_S, "opening ports", self._found.take_opened)
 
     async def _compare_clocks(self) -> None:
@@ -155,7 +155,8 @@ class Phases:
         most = max(4, int(_MEASURE_S / 2 / max(self._plan.seconds_per_link, 0.01)))
         begin_s = self._clock.monotonic()
         for pairs in plan_rounds(count, most=None if count <= MANY_HOSTS else most):
-            for ways in (pairs, [(b, a) for a, b in pairs]):
+            named = [(self._numbered[a].name, self._numbered[b].name) for a, b in pairs]
+            for ways in (named, [(b, a) for a, b in named]):
                 await self._measure_ways(ways)
             # Slow links take longer than they should. All hosts have been measured equally often at any time.
             if self._clock.monotonic() - begin_s > 1.3 * _MEASURE_S:
@@ -168,17 +169,16 @@ class Phases:
             for one in find_suspects(self._found.to_report()):
                 if self._clock.monotonic() - begin_s > _AGAIN_S:
                     return
-                way = self._found.number_of(one.source), self._found.number_of(one.target)
                 # Loss that stays at half the speed, and for longer, is none that we made ourselves.
                 pace = 0.5 * one.bytes_per_s if one.is_lossy else 0.0
-                await self._measure_ways([way], pace=pace, times=3 if one.is_lossy else 1)
+                await self._measure_ways([one.way], pace=pace, times=3 if one.is_lossy else 1)
 
-    async def _measure_ways(self, ways: Sequence[tuple[int, int]], pace: float = 0.0, times: int = 1) -> None:
-        orders: dict[Peer, Message] = {}
+    async def _measure_ways(self, ways: Sequence[Way], pace: float = 0.0, times: int = 1) -> None:
+        orders, here = dict[Peer, Message](), {one.name: one for one in self._coordinator.here()}
         for source, target in ways:
             place = self._found.open_at.get((source, target))
-            if place and self._numbered[source].is_here and self._numbered[target].is_here:
-                orders[self._numbered[source]] = {
+            if place and source in here and target in here:
+                orders[here[source]] = {
                     "do": "measure", "target": target, "address": place[0], "port": place[1], "pace": pace,
                     "seconds": times * self._plan.seconds_per_link,
                 }  # fmt: skip
@@ -186,7 +186,7 @@ class Phases:
 
     async def _reduce(self) -> AllReduce:
         found = self._found
-        here = {one.name: found.torch.get(one.number, {}) for one in self._numbered if one.is_here}
+        here = {one.name: found.torch.get(one.name, {}) for one in self._numbered if one.is_here}
         report = found.to_report()
         if (obstacle := find_obstacle(report, here)) is not None:
             return obstacle
@@ -225,7 +225,7 @@ class Phases:
         for peer, answer in (await self._coordinator.ask(orders, timeout_s=timeout_s, doing=doing)).items():
             try:
                 take(peer, answer)
-            except BadMessageError as error:
+            except ValueError as error:
                 why = f"{INVALID_ANSWER} ({error}): it is not a doctor of this version"
                 self._coordinator.lose(peer, why)
 

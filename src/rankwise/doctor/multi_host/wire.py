@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import json
 import re
 import secrets
@@ -19,7 +18,7 @@ from rankwise.doctor.probe import Fact
 
 Message: TypeAlias = "dict[str, Fact]"
 #: The first word of each connection, and the version of what follows.
-GREETING, VERSION = "rankwise-doctor", 3
+GREETING, VERSION = "rankwise-doctor", 4
 #: Each side says something this often, and takes the other one for lost after so long a silence.
 BEAT_S, SILENCE_S = 1.0, 6.0
 #: The text of the error where the other side has ended the connection itself.
@@ -148,18 +147,13 @@ def _sign(token: str, *words: str) -> str:
 _SUSPECT = re.compile(rb"\\[bfru]|[^\x20-\x7e]")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:@ ()#-]")
 _NOT_IN_HOST_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-_ADDRESS = re.compile(r"[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9._-]{1,15})?")
 _MOST_NAME, _MOST_DEEP, _MOST_LINE = 80, 24, 2000
 
 
-class BadMessageError(ValueError):
-    """A message that no doctor sends; the text says what is wrong with it."""
-
-
 def clean(value: Fact, depth: int = _MOST_DEEP) -> Fact:
-    """Return what was sent, without the characters that a terminal would obey; BadMessageError: it is a list of lists of lists … that nobody needs."""
+    """Return what was sent, without the characters that a terminal would obey; ValueError: it is a list of lists of lists … that nobody needs."""
     if not depth:
-        raise BadMessageError("it sends lists nested without end")
+        raise ValueError("it sends lists nested without end")
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, list):
@@ -182,31 +176,3 @@ def clean_name(message: str) -> str:
 def clean_host_name(message: str) -> str:
     """Return a name as it stands in /etc/hosts; what stands in a command must be no more than a word."""
     return _NOT_IN_HOST_NAMES.sub("-", message)[:_MOST_NAME].lstrip("-")
-
-
-def read_address(message: Fact) -> str:
-    """Return an address; an empty text stays; BadMessageError: it is none."""
-    if message in ("", None):
-        return ""
-    if isinstance(message, str) and _ADDRESS.fullmatch(message):
-        try:
-            ipaddress.ip_address(message.partition("%")[0])
-        except ValueError:
-            pass
-        else:
-            return message
-    raise BadMessageError(f"{message!r:.60} is not an address")
-
-
-def read_port(message: Fact) -> int:
-    """Return a port; BadMessageError: it is none."""
-    if isinstance(message, int) and not isinstance(message, bool) and 0 < message < 1 << 16:
-        return message
-    raise BadMessageError(f"{message!r:.60} is not a port")
-
-
-def read_number(message: Fact, count: int, own: int) -> int:
-    """Return the number of another host, of ``count``, sent by the host with the number ``own``; BadMessageError: it is none."""
-    if isinstance(message, int) and not isinstance(message, bool) and 0 <= message < count and message != own:
-        return message
-    raise BadMessageError(f"{message!r:.60} is not another host of {count}")
