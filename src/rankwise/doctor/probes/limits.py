@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.cgroups import find_process_room
 from rankwise.doctor.limits.ulimits import (
+    MORE_PROCESSES,
     Limit,
     has_capability,
     is_among_all_users,
     raise_limit,
     read_limits,
-    suggest_more,
 )
 from rankwise.doctor.probe import Probe, Reading, ok, skipped, warn
 from rankwise.doctor.units import format_bytes
@@ -60,7 +60,7 @@ def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
         yield warn(
             f"a process may open {_describe(files)} files{beside}",
             "data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
-            raise_limit(host, limits, "Max open files", least=_FEW_FILES + 1)
+            raise_limit(limits, "Max open files", least=_FEW_FILES + 1)
         )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
         yield Reading(
             "fail" if left < need / 3 else "warn",
             f"this container or session allows {_describe(limit)} processes and threads, {_describe(left)} more than now; the ranks take about {need}",
-            why, suggest_more(host, "processes")
+            why, MORE_PROCESSES
         )  # fmt: skip
     allowed = limits.get("Max processes", Limit()).soft
     found = re.search(r"^Uid:\s*\d+\s+(\d+)", host.read("/proc/self/status"), re.MULTILINE)
@@ -81,7 +81,7 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if allowed < need and not (user == "0" and is_among_all_users(host)):
         yield warn(
             f"your user may run {_describe(allowed)} processes and threads; the ranks take about {need}", why,
-            raise_limit(host, limits, "Max processes", least=need)
+            raise_limit(limits, "Max processes", least=need)
         )  # fmt: skip
 
 
@@ -93,24 +93,21 @@ def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
         yield Reading(
             "fail" if is_sure else "warn", f"a process may lock {_describe_bytes(locked)} of memory, and this host has an InfiniBand card",
             "NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
-            raise_limit(host, limits, "Max locked memory", least=_GIB)
+            raise_limit(limits, "Max locked memory", least=_GIB)
         )  # fmt: skip
     space = limits.get("Max address space", Limit()).soft
     if not math.isinf(space):
         yield warn(
             f"a process may use {space / _GIB:.0f} GiB of addresses",
             "CUDA reserves more addresses than the host has memory, and torch maps large files: `Cannot allocate memory` with memory free",
-            raise_limit(host, limits, "Max address space")
+            raise_limit(limits, "Max address space")
         )  # fmt: skip
 
 
-def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
+def _check_kills(_: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     time, size = limits.get("Max cpu time", Limit()).soft, limits.get("Max file size", Limit()).soft
     if not math.isinf(time):
-        way = raise_limit(host, limits, "Max cpu time")
-        other = "# on a login node: start the job through the batch system"
-        # A limit that can't be raised in the shell is mostly the rule of the place.
-        fix = f"{way}\n{other}" if way.startswith("ulimit") else f"{other}; elsewhere, raise the limit\n{way}"
+        fix = f"# on a login node: start the job through the batch system; elsewhere:\n{raise_limit(limits, 'Max cpu time')}"
         yield warn(
             f"a process may use {time / 60:.0f} min of processor time, as on a login node",
             "the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, with no message from Python", fix, "R3"
@@ -118,7 +115,7 @@ def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if not math.isinf(size):
         what = f"a process may write files of {size / (1 << 20):.0f} MiB"
         why = "a larger checkpoint ends in `File too large`, or in SIGXFSZ"
-        yield warn(what, why, raise_limit(host, limits, "Max file size"))
+        yield warn(what, why, raise_limit(limits, "Max file size"))
 
 
 def _describe(limit: float) -> str:

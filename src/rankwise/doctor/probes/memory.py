@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.limits.cgroups import count_oom_kills, find_memory_room
-from rankwise.doctor.limits.ulimits import suggest_more
+from rankwise.doctor.limits.ulimits import MORE_MEMORY
 from rankwise.doctor.probe import Probe, Reading, fail, ok, skipped, warn
 from rankwise.doctor.units import format_count, format_size
 
@@ -47,7 +47,7 @@ def look(host: Host) -> Iterator[Reading]:
     need = ranks * _RANK_BYTES
     if left < need:
         # Where all of it would be too little, nobody else has it.
-        more = suggest_more(host, "memory") if is_capped else "# fewer ranks, or a host with more memory"
+        more = MORE_MEMORY if is_capped else "# fewer ranks, or a host with more memory"
         lack = fail(
             f"{what}; {format_count(ranks, 'rank')} take{'s' * (ranks == 1)} {format_size(need)} for torch alone",
             "the kernel kills a rank with SIGKILL (exit code -9), and the others wait for it", more if size < need else _WHO_HAS_IT, "R3"
@@ -64,7 +64,7 @@ def _check_others(host: Host, info: dict[str, int]) -> Iterator[Reading]:
     if kills:
         yield warn(
             f"the kernel has killed {format_count(kills, 'process', 'processes')} of this container or session for lack of memory",
-            "a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently", suggest_more(host, "memory"), "R3"
+            "a rank or a data-loading worker that is killed this way ends with SIGKILL (exit code -9), silently", MORE_MEMORY, "R3"
         )  # fmt: skip
     if swapped > _GIB and info["MemAvailable"] < 0.1 * info["MemTotal"]:
         yield warn(

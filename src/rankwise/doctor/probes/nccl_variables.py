@@ -145,7 +145,7 @@ def _correct(name: str, one: Setting) -> str:
     if one.value[0] in "'\"":
         value = value or one.value.strip().strip("'\"")
     command = f"export {name}={value}" if value else f"unset {name}"
-    return f"sed -i '/^{name}=/d' {one.source}" if one.source else command
+    return f"# take {name} out of {one.source}" if one.source else command
 
 
 def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:
@@ -198,7 +198,7 @@ def _judge_leftovers(host: Host, settings: Settings) -> Iterator[Reading]:
         if one is not None and one.value.upper() == value and gloo_nccl.uses_nccl(host) and matters:
             yield warn(
                 f"{name}={one.value}{one.place}", f"{why}: slow; if it was set for debugging, remove it",
-                f"sed -i '/^{name}=/d' {one.source}" if one.source else f"unset {name}"
+                f"# take {name} out of {one.source}" if one.source else f"unset {name}"
             )  # fmt: skip
 
 
