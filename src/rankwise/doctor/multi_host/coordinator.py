@@ -87,15 +87,6 @@ class Coordinator:
         self._check_own()
         return {peer: peer.answers[kind] for peer in orders if kind in peer.answers and peer.is_here}
 
-    async def measure_clock(self, peer: Peer) -> tuple[float, float] | None:
-        """Return by how much a host's clock is ahead of ours, and how far off that may be, in seconds; None if it does not answer."""
-        begin, begin_s = self._clock.time(), self._clock.monotonic()
-        answers = await self.ask({peer: {"do": "time"}}, self._plan.silence_s, "asking for the time")
-        if peer not in answers:
-            return None
-        trip_s = self._clock.monotonic() - begin_s
-        return wire.number(answers[peer], "at") - (begin + trip_s / 2), trip_s / 2
-
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a host arrives, answers or is lost, or until the time is over."""
         self._check_own()
@@ -211,6 +202,7 @@ class Coordinator:
         connection.is_known = True
         self.peers.append(peer)
         self.tell(peer, {"welcome": wire.VERSION})
+        self.tell(peer, {"beat": self._clock.monotonic()})
         self._changed.set()
         return peer
 
@@ -246,11 +238,17 @@ class Coordinator:
         elif wire.text(message, "answer"):
             peer.answers[wire.text(message, "answer")] = message
             self._changed.set()
+        elif "at" in message:
+            # The time there, as it answers a beat. The exchange with the shortest round trip counts.
+            half_s = (self._clock.monotonic() - wire.number(message, "beat")) / 2
+            if 0 <= half_s < peer.clock_error_s:
+                peer.clock_ahead_s = wire.number(message, "at") + half_s - self._clock.time()
+                peer.clock_error_s = half_s
 
     async def _watch(self) -> None:
         """Send signs of life, and give up hosts that send none."""
         loop = asyncio.get_running_loop()
-        beat, last_s = wire.encode({"beat": 1}), loop.time()
+        last_s = loop.time()
         while True:
             await asyncio.sleep(wire.BEAT_S)
             now_s = loop.time()
@@ -264,7 +262,7 @@ class Coordinator:
                     why = f"nothing received for {self._plan.silence_s:.0f} s: it is frozen, or its cable is cut"
                     self.lose(peer, why)
                 else:
-                    self.tell(peer, {}, beat)
+                    self.tell(peer, {"beat": self._clock.monotonic()})
 
 
 def _explain_end(error: GoneError) -> str:

@@ -1,4 +1,4 @@
-"""A host's connection to the coordinator: it connects, says who it is, sends signs of life, and notices when the coordinator is gone.
+"""A host's connection to the coordinator: it connects, says who it is, answers signs of life, and notices when the coordinator is gone.
 
 Where a host does not reach it: what was found at the endpoint, and what the endpoint's name means here.
 """
@@ -40,7 +40,6 @@ class CoordinatorClient:
         #: Our address, by which we reached the coordinator.
         self.address = connection.local_address
         self._connection, self._clock, self._silence_s = connection, clock, silence_s
-        self._beating = asyncio.create_task(self._beat())
 
     @staticmethod
     async def connect(where: str, plan: Plan, clock: Clock, silence_s: float) -> CoordinatorClient:
@@ -76,7 +75,6 @@ class CoordinatorClient:
 
     async def close(self) -> None:
         """Close it; what was to be sent is sent before, as far as there is room."""
-        self._beating.cancel()
         await self._connection.wait_closed(5.0)
 
     async def _receive(self) -> Message:
@@ -85,16 +83,10 @@ class CoordinatorClient:
             if not self._connection.is_known and not {"welcome", "no", "challenge"} & message.keys():
                 raise StrangerError(f"it sent {str(message)[:40]!r}")
             self._connection.is_known = True
-            if wire.text(message, "do") == "time":
-                # At once, and not when the rest has time: the round trip bounds the error.
-                self.send({"answer": "time", "at": self._clock.time()})
-            elif "beat" not in message:
+            if "beat" not in message:
                 return message
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(wire.BEAT_S)
-            self.send({"beat": 1})
+            # A sign of life, and the time here: at once, as the round trip bounds the error.
+            self.send({"beat": message["beat"], "at": self._clock.time()})
 
 
 def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:

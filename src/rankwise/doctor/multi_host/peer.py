@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ class Peer:
         arrived_at: At which of our addresses it arrived.
         rival: What another coordinator calls itself, which asks whether this is it; empty for all others.
         lost: Why it is not here any more; empty while it is.
+        clock_ahead_s: By how much its clock is ahead of ours, if it has told; ``clock_error_s``: how far off that may be.
         answers: The last answer to each kind of order.
     """
 
@@ -38,6 +40,8 @@ class Peer:
     rival: str = ""
     number: int = -1
     lost: str = ""
+    clock_ahead_s: float | None = None
+    clock_error_s: float = math.inf
     answers: dict[str, Message] = field(default_factory=dict)
 
     @property

@@ -35,7 +35,6 @@ _CONNECT_S, _CONNECT_S_PER_HOST = 45.0, 0.5
 #: link.
 _MEASURE_S, _AGAIN_S, _TRIES = 15.0, 10.0, 3
 _MEASURE_SLACK_S = 25.0
-_CLOCK_ROUNDS = 8
 #: A larger set's hosts are sent what is wrong, and not all that is right.
 MANY_HOSTS = 32
 
@@ -125,7 +124,6 @@ class Phases:
         orders = dict.fromkeys(self._coordinator.here(), order)
         bound_s = max(bounds, default=0.0) + 10.0
         await self._take(orders, bound_s, "looking at each host", self._found.take_readings)
-        await self._compare_clocks()
         if self._plan.measure:
             await self._measure()
             await self._measure_again()
@@ -139,16 +137,6 @@ class Phases:
             own = (max(set(others), key=others.count) if others else peer.address) if peer.is_own else ""
             orders[peer] = {"do": "open", "name": peer.name, "count": len(self._numbered), "own": own}
         await self._take(orders, _OPEN_S, "opening ports", self._found.take_opened)
-
-    async def _compare_clocks(self) -> None:
-        for peer in self._coordinator.here():
-            if peer.is_own:
-                self._found.take_clock(peer, 0.0, 0.0)
-                continue
-            tries = [await self._coordinator.measure_clock(peer) for _ in range(_CLOCK_ROUNDS)]
-            # The exchange with the shortest round trip counts.
-            if known := [one for one in tries if one is not None]:
-                self._found.take_clock(peer, *min(known, key=lambda one: one[1]))
 
     async def _measure(self) -> None:
         count = len(self._numbered)

@@ -59,10 +59,6 @@ class Results:
             told, name=own.name, address=told.address or own.address, node_rank=own.node_rank, num_hosts=own.num_hosts, readings=(),
         )  # fmt: skip
 
-    def take_clock(self, peer: Peer, ahead_s: float, error_s: float) -> None:
-        """Take by how much a host's clock is ahead, and how far off that may be."""
-        self.hosts[peer.name] = replace(self.hosts[peer.name], clock_ahead_s=ahead_s, clock_error_s=error_s)
-
     def take_links(self, peer: Peer, message: Message) -> None:
         """Take what a host has tried, and what names mean to it."""
         told = from_json(Tried, message.get("tried"))
@@ -108,7 +104,13 @@ class Results:
             if one.outcome == "ok" and one.plane == "gloo" and one.way in stalled:
                 detail = "small messages pass, but a stream does not"
                 links[at] = replace(one, outcome="stalled", detail=detail)
-        hosts = tuple(replace(self.hosts[one.name], lost=wire.one_line(one.lost)) for one in self._peers)
+        hosts = tuple(
+            replace(
+                self.hosts[one.name], lost=wire.one_line(one.lost), clock_ahead_s=one.clock_ahead_s,
+                clock_error_s=one.clock_error_s if one.clock_ahead_s is not None else 0.0,
+            )
+            for one in self._peers
+        )  # fmt: skip
         return ClusterReport(
             hosts=hosts, missing=self._missing, links=tuple(links), measures=measures, names=tuple(self._names), doubled=self._doubled
         )  # fmt: skip

@@ -19,7 +19,7 @@ from rankwise.doctor.probe import Fact
 Message: TypeAlias = "dict[str, Fact]"
 #: The first word of each connection, and the version of what follows.
 GREETING, VERSION = "rankwise-doctor", 4
-#: Each side says something this often, and takes the other one for lost after so long a silence.
+#: The coordinator says something this often, each host answers, and each side takes the other one for lost after so long a silence.
 BEAT_S, SILENCE_S = 1.0, 6.0
 #: The text of the error where the other side has ended the connection itself.
 CLOSED = "it closed the connection"
