@@ -148,15 +148,13 @@ def suggest_interface(host: Host, interfaces: Sequence[Interface]) -> Interface 
 
 
 def suggest_name(host: Host, interfaces: Sequence[Interface], near: str = "") -> str:
-    """Return the name of the interface to take; of those that are alike to what was typed, if something was; empty if there is none."""
-    best = suggest_interface(host, interfaces)
-    typed = near.strip("^= \t'\"")
-    usable = [one for one in interfaces if one.is_up and one.addresses and one is not best]
-    ordered = [best.name] if best else []
-    ordered += [one.name for one in usable if one.kind not in {"loopback", "container"}]
-    scores = {name: SequenceMatcher(None, typed, name).ratio() for name in ordered}
-    alike = [name for name, score in scores.items() if typed and _ALIKE <= score == max(scores.values())]
-    return next(iter([*alike, *(ordered if best else [])]), "")
+    """Return the name of the interface to take; the one that is most like what was typed, if one is; empty if there is none."""
+    best, typed = suggest_interface(host, interfaces), near.strip("^= \t'\"")
+    own = [best.name] if best else []
+    usable = (one for one in interfaces if one.is_up and one.addresses and one.kind not in {"loopback", "container"})
+    scores = {name: SequenceMatcher(None, typed, name).ratio() for name in [*own, *(one.name for one in usable)]}
+    alike = [name for name, score in scores.items() if score >= _ALIKE]
+    return max(alike or own, key=lambda name: scores[name], default="")
 
 
 def describe_interface(one: Interface) -> str:

@@ -134,18 +134,13 @@ def _find_wrong_number(value: str, form: Variable) -> tuple[str, str]:
 
 
 def _correct(name: str, one: Setting) -> str:
-    bare = one.value.strip().strip("'\"").lower()
-    form = find(name)
-    value = ""
-    if form and form.kind == "number":
-        value = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}.get(bare, "")
-    sized = re.fullmatch(r"(\d+)([kmg])i?b?", bare) if name.endswith("BUFFSIZE") else None
-    if sized:
-        value = str(int(sized[1]) << {"k": 10, "m": 20, "g": 30}[sized[2]])
+    if one.source:
+        return f"# take {name} out of {one.source}"
+    bare = one.value.strip().strip("'\"")
     if one.value[0] in "'\"":
-        value = value or one.value.strip().strip("'\"")
-    command = f"export {name}={value}" if value else f"unset {name}"
-    return f"# take {name} out of {one.source}" if one.source else command
+        return f"export {name}={bare}"
+    form = find(name)
+    return f"unset {name}" + "  # or a whole number" * (form is not None and form.kind == "number")
 
 
 def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:

@@ -40,9 +40,6 @@ _CLUSTERS = (
 DEFAULT_PORT = 29500
 #: The step in which Slurm runs the shell of `salloc`.
 _INTERACTIVE = "4294967290"
-#: What a job gives each task, and srun takes over; newer versions of Slurm end if CPUs or GPUs are asked for beside the
-#: last two.
-_OF_A_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK")
 
 
 @final
@@ -193,40 +190,12 @@ def _read_allocation(env: Mapping[str, str]) -> Place | None:
     if nodes == 1:
         return _alone("Slurm", what, gpus)
     first = find_first_host(env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", ""))
-    srun, wants = _write_srun(env, nodes)
     port = derive_port(env["SLURM_JOB_ID"]) or DEFAULT_PORT
     inner = _write_c10d(nodes, first if is_plain(first) else "NODE0", port, env)
     return Place(
-        source="Slurm", what=what, num_nodes=nodes, command=f"{srun} --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1{wants} {inner}",
-        note="one task a node: each starts a launcher, which starts the node's ranks",
+        source="Slurm", what=what, num_nodes=nodes, command=f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {inner}",
+        note="one task a node: each starts a launcher, which starts the node's ranks; a job that asked for CPUs or GPUs by task gives srun those of a whole node: --cpus-per-task, --gpus-per-node",
     )  # fmt: skip
-
-
-def _write_srun(env: Mapping[str, str], nodes: int) -> tuple[str, str]:
-    """Return how srun is called, and what it is to be asked for, so that one task has all that the job has on a node.
-
-    Since 22.05 srun does not take --cpus-per-task over from sbatch; asked for none, it gives a task the whole node. The
-    GPUs of a task it takes over even where the variable is unset, unless they are counted otherwise; more of them a
-    task than the job's it refuses.
-    """
-    # How many tasks the job was to have on each node, as far as it is told.
-    each = count(env, "SLURM_NTASKS_PER_NODE") or max(1, (count(env, "SLURM_NTASKS") or 1) // nodes)
-    tasks = expand_tasks(env.get("SLURM_TASKS_PER_NODE", "")) or [each]
-    cpus = count(env, "SLURM_CPUS_PER_TASK")
-    gpus = count(env, "SLURM_GPUS_ON_NODE")
-    wants, is_even = "", len(set(tasks)) == 1
-    if cpus and is_even:
-        on_node = expand_tasks(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        wants = f" --cpus-per-task={max(cpus, min([cpus * tasks[0], *on_node]))}"
-    by_task = [name for name in _OF_A_TASK if env.get(name)]
-    if max(tasks) < 2 or not by_task:
-        return "srun", wants
-    gpus_each = env.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
-    if is_even and gpus:
-        wants += f" --gpus-per-node={gpus}"
-    elif gpus_each.isdecimal() and len(tasks) == nodes:
-        wants += f" --gpus={int(gpus_each) * sum(tasks)}"
-    return " ".join(["env", *(f"-u {name}" for name in by_task), "srun"]), wants
 
 
 def try_read(read: Callable[[Mapping[str, str]], Identity | None], env: Mapping[str, str]) -> Identity | None:
