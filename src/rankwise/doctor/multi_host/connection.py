@@ -37,16 +37,11 @@ class Connection:
         #: When something last arrived, by the event loop's clock.
         self.received_s = asyncio.get_running_loop().time()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """How much waits to be sent."""
-        return self._writer.transport.get_write_buffer_size()
-
-    def send(self, message: Mapping[str, Fact], line: bytes = b"") -> None:
-        """Send a message; ``line`` is the same, if it was encoded already; GoneError: the connection has ended."""
+    def send(self, message: Mapping[str, Fact]) -> None:
+        """Send a message; GoneError: the connection has ended."""
         if self._writer.is_closing():
             raise GoneError(wire.CLOSED)
-        self._writer.write(line or wire.encode(message))
+        self._writer.write(wire.encode(message))
 
     async def receive(self) -> Message:
         """Return the next message.

@@ -94,19 +94,18 @@ class Coordinator:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), max(0.0, timeout_s))
 
-    def tell(self, peer: Peer, message: Message, line: bytes = b"") -> None:
-        """Send a message to a host; ``line`` is the same, if it was encoded already."""
+    def tell(self, peer: Peer, message: Message) -> None:
+        """Send a message to a host."""
         if peer.is_here:
             try:
-                peer.connection.send(message, line)
+                peer.connection.send(message)
             except GoneError as error:
                 self.lose(peer, _explain_end(error))
 
     def tell_all(self, message: Message) -> None:
         """Send a message to all hosts that are here."""
-        line = wire.encode(message)
         for peer in self.here():
-            self.tell(peer, message, line)
+            self.tell(peer, message)
 
     def say(self, line: str) -> None:
         """Show a line to the users of all hosts."""
@@ -130,25 +129,15 @@ class Coordinator:
         """Report all hosts that there will be no result."""
         self._is_over = True
         self.tell_all(refuse(why, hint))
-        await self.wait_until_left(2.0, 2.0)
+        await self.wait_until_left(2.0)
 
-    async def wait_until_left(self, timeout_s: float, most_s: float) -> None:
-        """Wait until all have received their results, and have left: to close before would take the results away.
-
-        At most ``most_s``, and ``timeout_s`` while nobody takes any of what still waits to be sent.
-        """
+    async def wait_until_left(self, timeout_s: float) -> None:
+        """Wait until all have received their results, and have left: to close before would take the results away."""
         self._is_over = True
         loop = asyncio.get_running_loop()
-        now_s = last_s = loop.time()
-        end_s, least = now_s + most_s, self._count_waiting()
-        while self.here() and now_s < min(last_s + timeout_s * self._plan.timeout_factor, end_s):
+        end_s = loop.time() + timeout_s
+        while self.here() and loop.time() < end_s:
             await self.wait_change(_POLL_S)
-            now_s, left = loop.time(), self._count_waiting()
-            if left < least:
-                last_s, least = now_s, left
-
-    def _count_waiting(self) -> int:
-        return sum(one.connection.waiting_bytes for one in self.here())
 
     def _check_own(self) -> None:
         if self._own_loss and not self._is_over:

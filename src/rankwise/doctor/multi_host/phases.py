@@ -20,14 +20,13 @@ from rankwise.doctor.multi_host.judging_speed import find_suspects
 from rankwise.doctor.multi_host.peer import Peer, make_names_distinct, order_peers, refuse
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.results import Results
-from rankwise.doctor.multi_host.wire import INTERRUPTED, INVALID_ANSWER, Message, encode
+from rankwise.doctor.multi_host.wire import INTERRUPTED, INVALID_ANSWER, Message
 from rankwise.doctor.probe import Probe
 
 Take: TypeAlias = Callable[[Peer, Message], None]
 _OPEN_S, _ALL_REDUCE_S = 30.0, 100.0
-#: At the end all hosts are waited for: so long at most, and less if nobody takes anything of what still waits to be
-#: sent.
-_LEAVE_S, END_S = 3.0, 60.0
+#: At the end all hosts are waited for, so long at most; those that are silent are lost before.
+END_S = 30.0
 _FIRST_SAY_S, _SAY_S, _LOOK_S = 2.0, 10.0, 1.0
 #: Trying all links takes as long for each as one that drops everything, and some more where there are many.
 _CONNECT_S, _CONNECT_S_PER_HOST = 45.0, 0.5
@@ -194,13 +193,11 @@ class Phases:
         compared = compare_hosts(self._probes, {one.name: collect_facts(one.readings) for one in found.hosts})
         readings = (*judge(found, self._plan), *compared)
         found = replace(found, readings=readings, took_s=self._clock.monotonic() - self._begin_s)
-        whole = encode({"result": to_json(found)})
+        is_trimmed = len(self._numbered) > MANY_HOSTS
         for peer in self._coordinator.here():
-            line = whole
-            if len(self._numbered) > MANY_HOSTS and not peer.is_own:
-                line = encode({"result": to_json(_trim(found, peer.name))})
-            self._coordinator.tell(peer, {}, line)
-        await self._coordinator.wait_until_left(_LEAVE_S, END_S)
+            own = _trim(found, peer.name) if is_trimmed and not peer.is_own else found
+            self._coordinator.tell(peer, {"result": to_json(own)})
+        await self._coordinator.wait_until_left(END_S)
 
     def _report_loss(self, peer: Peer) -> None:
         self._coordinator.say(f"{peer.name} was lost: {peer.lost}")
