@@ -55,10 +55,10 @@ def test_a_full_one_is_looked_at_before_it_is_enlarged(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("files", "env", "fix"),
     [
-        ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"),
-        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory"),
-        ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
-        ({"/.singularity.d/actions/run": ""}, {}, "# /dev/shm is usually the host's, outside the container; there: sudo mount"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "# /dev/shm is usually"),
+        ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
+        ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"), ({"/run/.containerenv": ""}, {}, "docker run --shm-size=16g …"),
+        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "docker run --shm-size=16g …  # or --ipc=host; in Kubernetes a volume at /dev/shm, emptyDir: {medium: Memory"),
+        ({"/.singularity.d/actions/run": ""}, {}, "docker run --shm-size"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "docker run --shm-size"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("free", [64 << 20, 1 << 20])
@@ -94,7 +94,7 @@ _GROUP = {
         (64, 64, {"/proc/meminfo": _tell_memory(1)}, "warn", "sudo mount -o remount,size=512m /dev/shm"),
         (64, 64, {"/proc/meminfo": _tell_memory(7), "/.dockerenv": ""}, "warn", "docker run --shm-size=3g …"),
         (64, 64, {"/proc/meminfo": _tell_memory(500), "/.dockerenv": "", **_GROUP}, "warn", "docker run --shm-size=1g …"),
-        (64, 64, {"/proc/meminfo": _tell_memory(1), "/var/run/secrets/kubernetes.io/x": ""}, "warn", "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory, sizeLimit: 512Mi}"),
+        (64, 64, {"/proc/meminfo": _tell_memory(1), "/var/run/secrets/kubernetes.io/x": ""}, "warn", "docker run --shm-size=512m …  # or --ipc=host; in Kubernetes a volume at /dev/shm, emptyDir: {medium: Memory, sizeLimit: 512Mi}"),
         (500, 400, {"/proc/meminfo": _tell_memory(500)}, "warn", "sudo mount -o remount,size=16g /dev/shm"),
     ],
     ids=["a small host as it comes", "full", "small", "container", "container with a limit", "pod", "large"],
@@ -116,14 +116,14 @@ def test_no_more_shared_memory_than_there_is_memory(
     assert ("size" in told.fix) == (verdict == "warn")
 
 
-def test_a_closed_one_in_apptainer_is_opened_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside of its containers nobody is root: the way out is a remark on the host, and no command."""
+def test_a_closed_one_in_a_container_is_opened_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside of Apptainer's containers nobody is root: a remark says where the command is to be typed."""
     monkeypatch.setattr(Host, "usage", lambda *_: (16 << 30, 8 << 30))
     monkeypatch.setattr(Host, "may_write", lambda *_: False)
     files = {"/dev/shm/x": "", "/.singularity.d/runscript": ""}
     (told,) = look(shared_memory.PROBE, make_host(tmp_path, files=files))
     assert told.verdict == "fail"
-    assert told.fix == "# /dev/shm is usually the host's, outside the container; there: sudo chmod 1777 /dev/shm"
+    assert told.fix.startswith("sudo chmod 1777 /dev/shm  # on the host, for Apptainer")
 
 
 def test_rights_are_asked_in_the_way_that_old_runtimes_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypeVar, cast, final
+from typing import TypeVar, cast, final
 
 from rankwise.base.clock import SYSTEM_CLOCK, Clock
 from rankwise.base.deadline import OverdueError, call_within
@@ -187,23 +187,16 @@ class Host:
             return False
 
     @property
-    def container(self) -> Literal["kubernetes", "apptainer", "docker", "podman", ""]:
-        """What kind of container this is, as far as it tells; empty for a plain host, too."""
-        if "KUBERNETES_SERVICE_HOST" in self.env or self.has("/var/run/secrets/kubernetes.io"):
-            return "kubernetes"
-        if {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"} & {*self.env} or self.has("/.singularity.d"):
-            return "apptainer"
-        if self.has("/run/.containerenv"):
-            return "podman"
-        return "docker" if self.has("/.dockerenv") else ""
+    def is_container(self) -> bool:
+        """Whether this is a container, as far as it tells."""
+        names = {"KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}
+        signs = ("/var/run/secrets/kubernetes.io", "/.singularity.d", "/run/.containerenv", "/.dockerenv")
+        return bool(names & {*self.env}) or any(map(self.has, signs))
 
     def may_write(self, path: str) -> bool:
         """Return whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""
         # Asking by effective ids is a newer call, which old runtimes of containers refuse to everybody.
-        is_other = os.access in os.supports_effective_ids and (os.getuid(), os.getgid()) != (
-            os.geteuid(),
-            os.getegid(),
-        )
+        is_other = os.access in os.supports_effective_ids and (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
         return os.access(self.path(path), os.W_OK | os.X_OK, effective_ids=is_other)
 
     def names(self, path: str) -> list[str]:

@@ -16,16 +16,7 @@ if TYPE_CHECKING:
 
 #: Where nothing holds the driver awake it wakes each GPU first: a second or two for one, more than ten for eight.
 ANSWER_S = 30.0
-_FIELDS = (
-    "uuid",
-    "name",
-    "pci.bus_id",
-    "driver_version",
-    "memory.total",
-    "memory.used",
-    "compute_mode",
-    "mig.mode.current",
-)
+_FIELDS = tuple("uuid name pci.bus_id driver_version memory.total memory.used compute_mode mig.mode.current".split())  # noqa: SIM905
 #: What CUDA_VISIBLE_DEVICES says for none.
 NO_DEVICES = {"", "-1", "NoDevFiles", "none"}
 

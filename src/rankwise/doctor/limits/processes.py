@@ -125,20 +125,7 @@ def find_port_user(host: Host, port: int) -> tuple[str, str]:
 
 #: In a container process 1 may be the launcher itself, or a shell that waits for it, or start one program and fetch the
 #: dead.
-_MAY_LAUNCH = (
-    "python",
-    "pypy",
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "env",
-    "torchrun",
-    "rankwise",
-    "accelerate",
-    "deepspeed",
-    "mpirun",
-)
+_MAY_LAUNCH = tuple("python pypy sh bash dash zsh env torchrun rankwise accelerate deepspeed mpirun".split())  # noqa: SIM905
 _SMALL_INITS = {"tini", "dumb-init", "docker-init", "catatonit", "pause"}
 _APART_S = 60.0
 _GPU_FILES = ("/dev/nvidia", "/dev/kfd")

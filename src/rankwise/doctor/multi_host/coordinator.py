@@ -23,8 +23,7 @@ _MOST_HOSTS = 1 << 16
 _SAY_S, _FIRST_SAY_S = 10.0, 2.0
 _POLL_S, _CLOSE_S = 0.1, 1.0
 _REFUSE_OTHER = refuse(
-    "another doctor has its rendezvous at this port",
-    "start all hosts with the same arguments, or choose another port",
+    "another doctor has its rendezvous at this port", "start all hosts with the same arguments, or choose another port"
 )
 
 

@@ -37,9 +37,6 @@ _MUCH_BYTES = 256 * _MIB
 _MOST_NAMES = 20
 #: torch, NCCL, Python's shared memory.
 _NAMES = re.compile(r"(torch_\d+_\d+_\d+|nccl-\w{6}|psm_[0-9a-f]{8})")
-#: The kernel's own number of the first namespace of processes: elsewhere other containers may use a file, and can't be
-#: seen.
-_FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 def look(host: Host) -> Iterator[Reading]:
@@ -54,7 +51,7 @@ def look(host: Host) -> Iterator[Reading]:
         yield warn(
             f"{format_count(len(files), 'file')} in /dev/shm that no process has open, {size // _MIB} MiB",
             "they take memory, and space that workers and NCCL need: a full /dev/shm kills them with SIGBUS (exit code -7)",
-            "rm " + " ".join(f"/dev/shm/{name}" for name in names) + _warn_of_others(host), "R5"
+            "rm " + " ".join(f"/dev/shm/{name}" for name in names) + "  # if no other container shares this /dev/shm", "R5"
         )  # fmt: skip
     elif not left:
         first = find_possible_launcher(host)
@@ -113,13 +110,6 @@ def _list_used(host: Host) -> set[str]:
             with suppress(OSError):
                 used.add(str(host.path(f"/proc/{pid}/fd/{fd}").readlink()).partition("/dev/shm/")[2])
     return used
-
-
-def _warn_of_others(host: Host) -> str:
-    with suppress(OSError):
-        if str(host.path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE:
-            return ""
-    return "  # if no other container shares this /dev/shm"
 
 
 PROBE = Probe(

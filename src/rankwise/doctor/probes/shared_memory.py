@@ -30,8 +30,6 @@ _TIGHT_BYTES, _FULL_BYTES = 1024 * _MIB, 64 * _MIB
 _TINY_BYTES = 2 * _FULL_BYTES
 #: What is enough for any job, where the memory is there.
 _AMPLE_BYTES = 16 * 1024 * _MIB
-#: Apptainer and Singularity mostly bind it from the host.
-_OUTSIDE = "/dev/shm is usually the host's, outside the container; there"
 _LOOK = (
     "du -ah /dev/shm | sort -h | tail  # the largest files: remove what dead processes have left",
     "# rankwise-… belongs to a running job, and is removed with its launcher; files without a name end with the processes that have them open",
@@ -63,16 +61,14 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _report_closed(host: Host) -> Reading:
-    mount, container = find_mount(host, _SHM), host.container
+    mount = find_mount(host, _SHM)
     what, says = "/dev/shm can't be written to by your user", "Permission denied"
     fix = "sudo chmod 1777 /dev/shm"
     if mount is not None and mount.point == _SHM and mount.is_read_only:
         what, says = "/dev/shm is mounted read-only", "Read-only file system"
         fix = "sudo mount -o remount,rw /dev/shm"
-    if container == "apptainer":
-        fix = f"# {_OUTSIDE}: {fix}"
-    elif container:
-        fix += "  # or start the container without a volume of its own at /dev/shm"
+    if host.is_container:
+        fix += "  # on the host, for Apptainer; or start the container without a volume of its own at /dev/shm"
     why = f"data-loading workers, locks of multiprocessing, and NCCL between ranks of one host end with `{says}`"
     return fail(what, why, fix, "X16")
 
@@ -98,15 +94,11 @@ def _describe_more(host: Host, size: int) -> str:
     if most <= size * 1.1:
         return ""
     number, unit = (most >> 30, "g") if most >= 1 << 30 else (most // _MIB, "m")
-    container = host.container
-    if container == "kubernetes":
-        return f"# a volume at /dev/shm in the pod's spec: emptyDir: {{medium: Memory, sizeLimit: {number}{unit.upper()}i}}"
     grow = f"sudo mount -o remount,size={number}{unit} /dev/shm"
-    if container == "apptainer":
-        return f"# {_OUTSIDE}: {grow}"
-    if container:
-        return f"{container} run --shm-size={number}{unit} …  # or --ipc=host"
-    return f"{grow}  # in a container: docker run --shm-size={number}{unit} …"
+    if not host.is_container:
+        return grow
+    volume = f"emptyDir: {{medium: Memory, sizeLimit: {number}{unit.upper()}i}}"
+    return f"docker run --shm-size={number}{unit} …  # or --ipc=host; in Kubernetes a volume at /dev/shm, {volume}; for Apptainer, on the host: {grow}"
 
 
 PROBE = Probe("shared-memory", "space in /dev/shm", "resources", "instant", look, classes=("X16",))

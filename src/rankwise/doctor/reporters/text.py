@@ -23,12 +23,7 @@ _MOST_SHOWN = 16
 
 
 def render(
-    report: ClusterReport,
-    *,
-    color: bool = False,
-    width: int | None = None,
-    verbose: bool = False,
-    quiet: bool = False,
+    report: ClusterReport, *, color: bool = False, width: int | None = None, verbose: bool = False, quiet: bool = False
 ) -> str:
     """Return the report.
 

@@ -281,11 +281,7 @@ def _check_switches(env: Mapping[str, str]) -> Iterator[Reading]:
 
 
 def _check_launchers(
-    env: Mapping[str, str],
-    num_nodes: int | None,
-    each: str = "each of them starts a launcher",
-    *,
-    is_sure: bool = True,
+    env: Mapping[str, str], num_nodes: int | None, each: str = "each of them starts a launcher", *, is_sure: bool = True
 ) -> Iterator[Reading]:
     """Report a launcher in each of several tasks on one node. One agent a task is right if --nnodes says so."""
     outer = _find_outer(env)

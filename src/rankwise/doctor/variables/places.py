@@ -28,13 +28,7 @@ _RANKS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID", "MV2
 _CLUSTERS = (
     (read_tf_config, "TF_CONFIG", "TF_CONFIG lists one process a host", "", ""),
     (read_sagemaker, "SageMaker", "a host of a SageMaker job", "SM_NUM_GPUS", "SM_HOSTS"),
-    (
-        read_skypilot,
-        "SkyPilot",
-        "a node of a SkyPilot task",
-        "SKYPILOT_NUM_GPUS_PER_NODE",
-        "SKYPILOT_NODE_RANK",
-    ),
+    (read_skypilot, "SkyPilot", "a node of a SkyPilot task", "SKYPILOT_NUM_GPUS_PER_NODE", "SKYPILOT_NODE_RANK"),
 )
 #: Where torch.distributed meets if nobody says otherwise.
 DEFAULT_PORT = 29500

@@ -15,16 +15,7 @@ from rankwise.doctor.variables.places import Place, find_exported_node, find_pla
 #: ``rank``: one of several; ``node``: a launcher is to be started here; ``alone``: nothing says anything; ``unclear``:
 #: what is said can't be right, or is half of it.
 Role = Literal["rank", "node", "alone", "unclear"]
-VALUES = (
-    "rank",
-    "world_size",
-    "local_rank",
-    "local_world_size",
-    "node_rank",
-    "num_nodes",
-    "master_addr",
-    "master_port",
-)
+VALUES = tuple("rank world_size local_rank local_world_size node_rank num_nodes master_addr master_port".split())  # noqa: SIM905
 _LAUNCHERS = {
     "RANK and WORLD_SIZE": "whatever set RANK and WORLD_SIZE",
     "Slurm": "srun (Slurm)",
