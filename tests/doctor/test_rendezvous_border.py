@@ -7,14 +7,13 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
-from rankwise.doctor.host import Host, JobShape
-from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, read_reduce
+from rankwise.doctor.host import Host
+from rankwise.doctor.multi_host.all_reduce import read_reduce
 from rankwise.doctor.multi_host.cluster_report import from_json
 from rankwise.doctor.multi_host.connection import Connection
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
@@ -310,28 +309,6 @@ def make_torch(folder: Path) -> Path:
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return python
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_ranks_can_be_stopped(tmp_path: Path, count: int) -> None:
-    """Ranks that would wait for ever are ended by an order; the answer comes, and no rank is started after that."""
-    reducing = AllReduceRanks(Host(env={}, job=JobShape(python=str(make_torch(tmp_path)))))
-    order: Any = {
-        "ranks": count,
-        "first_rank": 0,
-        "world": 4,
-        "address": "127.0.0.1",
-        "port": 1,
-        "backend": "gloo",
-    }
-    told: list[Any] = []
-    thread = threading.Thread(target=lambda: told.append(reducing.run(order)))
-    thread.start()
-    wait_until((tmp_path / "is_up").exists, what="a rank")
-    reducing.stop()
-    thread.join(timeout=30)
-    assert told == [{"ranks": [{"why": "stopped"}]}]
-    assert reducing.run(order) == told[0]
 
 
 def test_ranks_end_with_their_input(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rankwise.base.clock import SystemClock
 from rankwise.base.errors import UsageError
 from rankwise.cli.doctor_flags import read_token
 from rankwise.doctor.host import Host
-from rankwise.doctor.multi_host.all_reduce import AllReduceRanks
+from rankwise.doctor.multi_host.all_reduce import run_ranks
 from rankwise.doctor.multi_host.coordinator import Coordinator
 from rankwise.doctor.multi_host.examine_hosts import examine_hosts
 from rankwise.doctor.multi_host.link_speed import LinkServer
@@ -242,7 +242,7 @@ def test_hosts_without_a_node_rank_are_as_many_as_are_waited_for() -> None:
 @pytest.mark.parametrize("count", [-1, 129, 2**53])
 def test_no_holder_starts_thousands_of_ranks(count: int) -> None:
     """A number of ranks that no host has is an answer with both numbers, and no process."""
-    told = AllReduceRanks(Host(name="host", env={})).run({"do": "all-reduce", "ranks": count, "backend": "gloo"})
+    told = run_ranks(Host(name="host", env={}), {"do": "all-reduce", "ranks": count, "backend": "gloo"})
     (rank,) = told["ranks"]  # type: ignore[misc]
     assert rank == {"why": f"{count} ranks on this host were requested; at most 128 are started"}
 

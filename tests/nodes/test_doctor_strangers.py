@@ -212,7 +212,7 @@ def test_a_program_that_says_nothing_at_the_port_is_told_as_one(tmp_path: Path) 
 
 def test_a_host_that_dies_in_the_all_reduce_ends_it_on_all_others(tmp_path: Path) -> None:
     """host1 is killed while torch reduces over three: it alone is told, and the others' ranks are not waited for."""
-    # A torch that never comes to its end: only an order ends its ranks.
+    # A torch that never comes to its end.
     package = tmp_path / "fake" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(

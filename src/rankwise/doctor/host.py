@@ -72,24 +72,19 @@ class JobShape:
     is_launch: bool = False
 
 
-def run_program(
-    argv: Sequence[str], timeout_s: float, *, began: Callable[[subprocess.Popen[bytes]], None] | None = None
-) -> ProgramResult:
+def run_program(argv: Sequence[str], timeout_s: float, *, lifeline: bool = False) -> ProgramResult:
     """Run a program to its end, or to the end of its time, with English words and no input.
 
-    ``began`` gets the process, to end it earlier; then its input is a lifeline that nothing is ever written to, and that
-    ends with us.
+    With a ``lifeline`` its input is a pipe that nothing is ever written to, and that ends with us.
     """
-    stdin = subprocess.DEVNULL if began is None else subprocess.PIPE
+    stdin = subprocess.PIPE if lifeline else subprocess.DEVNULL
     try:
         process = subprocess.Popen(
             argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environ(), "LC_ALL": "C"}, start_new_session=True
         )  # fmt: skip
     except OSError as error:
         return ProgramResult(code=None, why=f"{argv[0]} can't be run: {error.strerror}")
-    lifeline, process.stdin = process.stdin, None  # `communicate` would end it
-    if began is not None:
-        began(process)
+    held, process.stdin = process.stdin, None  # `communicate` would end it
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -102,8 +97,8 @@ def run_program(
             process.wait(timeout=0.5)
         return ProgramResult(code=None, why=f"{argv[0]} did not end within {timeout_s:.0f} s")
     finally:
-        if lifeline is not None:
-            lifeline.close()
+        if held is not None:
+            held.close()
     return ProgramResult(code=process.returncode, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import statistics
-import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from threading import Lock
-from typing import cast, final
+from typing import cast
 
-from rankwise.doctor.host import Host, kill_group, run_program
+from rankwise.doctor.host import Host, run_program
 from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport
 from rankwise.doctor.multi_host.wire import Message, entries, number, one_line, parts, text, texts, whole
 from rankwise.doctor.torch_facts import query_torch
@@ -79,48 +77,23 @@ def plan_reduce(torch: Mapping[str, Message], address: str) -> dict[str, Message
     return orders
 
 
-@final
-class AllReduceRanks:
-    """This host's ranks, which can be stopped from another thread: without one of the hosts the rest would wait in vain."""
-
-    def __init__(self, host: Host) -> None:
-        self._host, self._lock = host, Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-
-    def run(self, order: Message) -> Message:
-        """Start the ranks, and return what they print; those that are late are killed."""
-        count = whole(order, "ranks") or 1
-        if not 0 < count <= _MOST_RANKS:
-            why = f"{count} ranks on this host were requested; at most {_MOST_RANKS} are started"
-            return _report_failed(why)
-        names: Message = {
-            "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),
-            "MASTER_PORT": whole(order, "port"), "BACKEND": text(order, "backend"), "LIFELINE": 1,
-        }  # fmt: skip
-        given = [f"{name}={value}" for name, value in names.items()] + ["LOCAL_RANK=0"] * (count == 1)
-        argv = [self._host.job.python or sys.executable, str(ALL_REDUCE_PROCESS), *given]
-        ran = run_program(argv, BOUND_S, began=self._keep)
-        if self._is_stopped:
-            return _report_failed("stopped")
-        with suppress(ValueError, IndexError):
-            message = cast("Message", json.loads(ran.out.splitlines()[-1])) if ran.is_good else {}
-            if parts(message, "ranks"):
-                return {"ranks": entries(message, "ranks")}
-        return _report_failed(ran.failure.replace(argv[0], "the ranks", 1))
-
-    def stop(self) -> None:
-        """Kill the ranks, if there are any, or as soon as there are."""
-        with self._lock:
-            self._is_stopped = True
-            if self._process is not None and self._process.poll() is None:
-                kill_group(self._process)
-
-    def _keep(self, process: subprocess.Popen[bytes]) -> None:
-        with self._lock:
-            self._process = process
-            if self._is_stopped:
-                kill_group(process)
+def run_ranks(host: Host, order: Message) -> Message:
+    """Start this host's ranks, and return what they print; those that are late are killed, and they end when this process does."""
+    count = whole(order, "ranks") or 1
+    if not 0 < count <= _MOST_RANKS:
+        return _report_failed(f"{count} ranks on this host were requested; at most {_MOST_RANKS} are started")
+    names: Message = {
+        "RANK": whole(order, "first_rank"), "RANKS": count, "WORLD_SIZE": whole(order, "world"), "MASTER_ADDR": text(order, "address"),
+        "MASTER_PORT": whole(order, "port"), "BACKEND": text(order, "backend"), "LIFELINE": 1,
+    }  # fmt: skip
+    given = [f"{name}={value}" for name, value in names.items()] + ["LOCAL_RANK=0"] * (count == 1)
+    argv = [host.job.python or sys.executable, str(ALL_REDUCE_PROCESS), *given]
+    ran = run_program(argv, BOUND_S, lifeline=True)
+    with suppress(ValueError, IndexError):
+        message = cast("Message", json.loads(ran.out.splitlines()[-1])) if ran.is_good else {}
+        if parts(message, "ranks"):
+            return {"ranks": entries(message, "ranks")}
+    return _report_failed(ran.failure.replace(argv[0], "the ranks", 1))
 
 
 def _report_failed(why: str) -> Message:

@@ -61,10 +61,13 @@ class Coordinator:
         """Return the hosts that still answer."""
         return [one for one in self.peers if one.is_here]
 
-    async def ask(self, orders: Mapping[Peer, Message], timeout_s: float, doing: str) -> dict[Peer, Message]:
+    async def ask(
+        self, orders: Mapping[Peer, Message], timeout_s: float, doing: str, *, is_joint: bool = False
+    ) -> dict[Peer, Message]:
         """Give orders (all of one kind, which stands as ``do``), and return the answers.
 
-        A host that is late is lost; OwnHostLostError: our own host is lost.
+        A host that is late is lost. What ``is_joint`` is nothing without one of the hosts: the others are not waited for
+        then. OwnHostLostError: our own host is lost.
         """
         kind = next((wire.text(one, "do") for one in orders.values()), "")
         for peer, order in orders.items():
@@ -77,6 +80,9 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         end_s, next_say_s = loop.time() + timeout_s * self._plan.timeout_factor, loop.time() + _FIRST_SAY_S
         while (waited := list_waited()) and loop.time() < end_s:
+            if is_joint and not all(one.is_here for one in orders):
+                waited = []
+                break
             await self.wait_change(min(end_s, next_say_s) - loop.time())
             if loop.time() >= next_say_s and (waited := list_waited()):
                 next_say_s += _SAY_S

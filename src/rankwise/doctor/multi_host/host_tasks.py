@@ -13,7 +13,7 @@ from rankwise.doctor.examine import examine
 from rankwise.doctor.host import Host, resolve
 from rankwise.doctor.json_records import from_json, to_json
 from rankwise.doctor.multi_host import wire
-from rankwise.doctor.multi_host.all_reduce import AllReduceRanks, describe_torch
+from rankwise.doctor.multi_host.all_reduce import describe_torch, run_ranks
 from rankwise.doctor.multi_host.cluster_report import HostReport, Link, Listening, NameLookup, Outcome, Plane
 from rankwise.doctor.multi_host.connection import in_thread
 from rankwise.doctor.multi_host.link_probe import try_all
@@ -54,10 +54,9 @@ class HostTasks:
         self._host, self._plan = host, plan
         self._server: LinkServer | None = None
         self._name, self._count = "", 0
-        self._reducing = AllReduceRanks(host)
         self._handlers: dict[str, Handler] = {
             "open": self._open, "connect": self._connect, "readings": self._send_readings, "measure": self._measure,
-            "stop": self._stop, "all-reduce": lambda order: in_thread(partial(self._reducing.run, order)),
+            "all-reduce": lambda order: in_thread(partial(run_ranks, host, order)),
         }  # fmt: skip
         self._examined = asyncio.create_task(in_thread(partial(examine, host, probes)))
 
@@ -70,9 +69,8 @@ class HostTasks:
         return {**(await handler(order) if handler else {}), "answer": kind}
 
     def close(self) -> None:
-        """Close all ports, and end what was started."""
+        """Close all ports; what was started ends with this process."""
         self._examined.cancel()
-        self._reducing.stop()
         if self._server is not None:
             self._server.close()
 
@@ -154,10 +152,6 @@ class HostTasks:
     async def _measure(self, order: Message) -> Message:
         found = await in_thread(partial(measure_link, order, self._name, self._host.clock))
         return {"measure": to_json(found)}
-
-    async def _stop(self, _: Message) -> Message:
-        self._reducing.stop()
-        return {}
 
 
 async def resolve_all(names: Sequence[str]) -> Lookups:

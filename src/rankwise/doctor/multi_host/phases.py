@@ -45,13 +45,12 @@ class Phases:
     def __init__(self, host: Host, probes: Sequence[Probe], plan: Plan) -> None:
         self._host, self._probes, self._plan, self._clock = host, probes, plan, host.clock
         self._coordinator = Coordinator(host, plan)
-        self._coordinator.on_loss = self._report_loss
+        self._coordinator.on_loss = lambda peer: self._coordinator.say(f"{peer.name} was lost: {peer.lost}")
         #: By it our own host is known.
         self.secret = self._coordinator.admission.secret
         #: What the others are told if `run` is cancelled.
         self.why = INTERRUPTED
         self._begin_s = host.clock.monotonic()
-        self._is_reducing = False
         self._numbered: list[Peer] = []
         self._found = Results()
 
@@ -179,12 +178,10 @@ class Phases:
             return obstacle
         orders = plan_reduce(here, report.hosts[0].address)
         peers = {one.name: one for one in self._numbered}
-        self._is_reducing = True
         answers = await self._coordinator.ask(
             {peers[name]: order for name, order in orders.items()}, timeout_s=_ALL_REDUCE_S,
-            doing="running torch's all-reduce",
+            doing="running torch's all-reduce", is_joint=True,
         )  # fmt: skip
-        self._is_reducing = False
         lost = [name for name in orders if not peers[name].is_here]
         return read_reduce(orders, {peer.name: answer for peer, answer in answers.items()}, lost)
 
@@ -198,12 +195,6 @@ class Phases:
             own = _trim(found, peer.name) if is_trimmed and not peer.is_own else found
             self._coordinator.tell(peer, {"result": to_json(own)})
         await self._coordinator.wait_until_left(END_S)
-
-    def _report_loss(self, peer: Peer) -> None:
-        self._coordinator.say(f"{peer.name} was lost: {peer.lost}")
-        if self._is_reducing:
-            # The others would wait for it until their time is over.
-            self._coordinator.tell_all({"do": "stop"})
 
     async def _take(self, orders: dict[Peer, Message], timeout_s: float, doing: str, take: Take) -> None:
         """Give orders, and take the answers; a host that sends what no doctor would is lost, and no other one."""
