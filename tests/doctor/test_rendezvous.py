@@ -198,7 +198,7 @@ def test_a_line_is_bounded_and_must_be_an_object() -> None:
             theirs.sendall(words)
             theirs.shutdown(socket.SHUT_WR)
             try:
-                return [await connection.receive() for _ in range(count)]
+                return [await connection.receive(5) for _ in range(count)]
             finally:
                 await connection.wait_closed(1)
 

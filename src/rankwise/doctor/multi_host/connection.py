@@ -10,13 +10,13 @@ from threading import Thread
 from typing import TypeVar, final
 
 from rankwise.doctor.multi_host import wire
-from rankwise.doctor.multi_host.wire import GoneError, Message, StrangerError
+from rankwise.doctor.multi_host.wire import GoneError, Message, SilentError, StrangerError
 from rankwise.doctor.probe import Fact
 
 Result = TypeVar("Result")
 #: So long a line may be: from somebody unknown, and from a host of the rendezvous.
 _FIRST_BYTES, _MOST_BYTES = 1 << 16, 64 << 20
-_READ_BYTES = 1 << 18
+_READ_BYTES, _GRACE_S = 1 << 18, 0.5
 
 
 @final
@@ -34,8 +34,6 @@ class Connection:
         self._buffer, self._seen = bytearray(), 0
         #: Whether the other side is known to be a doctor: then its messages may be long.
         self.is_known = False
-        #: When something last arrived, by the event loop's clock.
-        self.received_s = asyncio.get_running_loop().time()
 
     def send(self, message: Mapping[str, Fact]) -> None:
         """Send a message; GoneError: the connection has ended."""
@@ -43,11 +41,13 @@ class Connection:
             raise GoneError(wire.CLOSED)
         self._writer.write(wire.encode(message))
 
-    async def receive(self) -> Message:
+    async def receive(self, timeout_s: float) -> Message:
         """Return the next message.
 
         Raises:
-            GoneError: The other side is gone, and has left no message that was not returned.
+            GoneError: The other side is gone, and has left no message that was not returned; or nothing has arrived for
+                so long.
+            SilentError: Nothing has ever arrived.
             StrangerError: It is no doctor.
         """
         while (end := self._buffer.find(b"\n", self._seen)) < 0:
@@ -55,20 +55,29 @@ class Connection:
             if self._seen > (_MOST_BYTES if self.is_known else _FIRST_BYTES):
                 start = bytes(self._buffer[:40])
                 raise StrangerError(f"it sends a line without an end, which begins with {start!r}")
-            try:
-                data = await self._reader.read(_READ_BYTES)
-            except OSError as error:
-                raise GoneError(wire.explain(error)) from error
+            data = await self._read(timeout_s)
             if not data:
                 if self._buffer and not self.is_known:
                     raise StrangerError(f"it sent {bytes(self._buffer[:40])!r}")
                 raise GoneError(wire.CLOSED)
-            self.received_s = asyncio.get_running_loop().time()
             self._buffer += data
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._seen = 0
         return wire.decode(line)
+
+    async def _read(self, timeout_s: float) -> bytes:
+        # What arrived while this process was stopped is read within the second time.
+        for bound_s in (timeout_s, _GRACE_S):
+            try:
+                return await asyncio.wait_for(self._reader.read(_READ_BYTES), bound_s)
+            except asyncio.TimeoutError:
+                continue
+            except OSError as error:
+                raise GoneError(f"its connection ended: {wire.explain(error)}") from error
+        if not self.is_known:
+            raise SilentError(f"it accepted, but sent nothing within {timeout_s:.0f} s")
+        raise GoneError(f"nothing received for {timeout_s:.0f} s: it is frozen, or its cable is cut")
 
     def close(self) -> None:
         """Close it, after what waits to be sent."""

@@ -28,8 +28,6 @@ from rankwise.doctor.network.names import find_mistake, is_address, is_own, writ
 _OPEN_S, _ANSWER_S, _LEAST_ANSWER_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
 _RIVAL_AGAIN_S, _RIVAL_ANSWER_S, _RIVAL_CLASS = 1.0, 5.0, "I10"
-#: What arrived while this process was stopped is read within this time.
-_GRACE_S = 0.5
 
 
 @final
@@ -53,33 +51,9 @@ class CoordinatorClient:
             self._connection.send(message)
 
     async def receive(self, timeout_s: float | None = None) -> Message:
-        """Return the next message that is meant for more than this connection.
-
-        Raises:
-            GoneError: The coordinator is gone.
-            SilentError: Nothing has ever arrived.
-            StrangerError: It is no doctor.
-        """
-        receiving = asyncio.create_task(self._receive())
-        try:
-            bound_s = timeout_s or self._silence_s
-            while not (await asyncio.wait({receiving}, timeout=bound_s))[0]:
-                silent_s = asyncio.get_running_loop().time() - self._connection.received_s
-                if silent_s >= bound_s and not (await asyncio.wait({receiving}, timeout=_GRACE_S))[0]:
-                    if not self._connection.is_known:
-                        raise SilentError(f"it accepted, but sent nothing within {bound_s:.0f} s")
-                    raise GoneError(f"nothing received for {bound_s:.0f} s: it is frozen, or the cable is cut")
-            return receiving.result()
-        finally:
-            receiving.cancel()
-
-    async def close(self) -> None:
-        """Close it; what was to be sent is sent before, as far as there is room."""
-        await self._connection.wait_closed(5.0)
-
-    async def _receive(self) -> Message:
+        """Return the next message that is meant for more than this connection; it raises as that does."""
         while True:
-            message = await self._connection.receive()
+            message = await self._connection.receive(timeout_s or self._silence_s)
             if not self._connection.is_known and not {"welcome", "no", "challenge"} & message.keys():
                 raise StrangerError(f"it sent {str(message)[:40]!r}")
             self._connection.is_known = True
@@ -87,6 +61,10 @@ class CoordinatorClient:
                 return message
             # A sign of life, and the time here: at once, as the round trip bounds the error.
             self.send({"beat": message["beat"], "at": self._clock.time()})
+
+    async def close(self) -> None:
+        """Close it; what was to be sent is sent before, as far as there is room."""
+        await self._connection.wait_closed(5.0)
 
 
 def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:

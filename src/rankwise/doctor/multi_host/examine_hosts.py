@@ -102,5 +102,5 @@ async def _do(tasks: HostTasks, order: Message, client: CoordinatorClient) -> No
     try:
         answer = await tasks.do(order, client.address)
     except Exception as error:  # noqa: BLE001 - the coordinator waits for an answer, and reports all of it
-        answer = {"answer": text(order, "do"), "broke": f"{type(error).__name__}: {error}"}
+        answer = {"leaves": f"its doctor failed ({type(error).__name__}: {error}): please report this bug in rankwise"}
     client.send(answer)
