@@ -36,10 +36,9 @@ class Connection:
         self.is_known = False
 
     def send(self, message: Mapping[str, Fact]) -> None:
-        """Send a message; GoneError: the connection has ended."""
-        if self._writer.is_closing():
-            raise GoneError(wire.CLOSED)
-        self._writer.write(wire.encode(message))
+        """Send a message; if the connection has ended, `receive` raises."""
+        if not self._writer.is_closing():
+            self._writer.write(wire.encode(message))
 
     async def receive(self, timeout_s: float) -> Message:
         """Return the next message.

@@ -102,10 +102,7 @@ class Coordinator:
     def tell(self, peer: Peer, message: Message) -> None:
         """Send a message to a host."""
         if peer.is_here:
-            try:
-                peer.connection.send(message)
-            except GoneError as error:
-                self.lose(peer, _explain_end(error))
+            peer.connection.send(message)
 
     def tell_all(self, message: Message) -> None:
         """Send a message to all hosts that are here."""
@@ -221,7 +218,7 @@ class Coordinator:
             while peer.is_here:
                 self._take(peer, await peer.connection.receive(self._plan.silence_s))
         except GoneError as error:
-            self.lose(peer, _explain_end(error))
+            self.lose(peer, f"{wire.INVALID_ANSWER}: {error}" if isinstance(error, StrangerError) else str(error))
 
     def _take(self, peer: Peer, message: Message) -> None:
         if wire.text(message, "leaves"):
@@ -240,11 +237,6 @@ class Coordinator:
         while True:
             await asyncio.sleep(wire.BEAT_S)
             self.tell_all({"beat": self._clock.monotonic()})
-
-
-def _explain_end(error: GoneError) -> str:
-    """Return why a host is not here any more."""
-    return f"{wire.INVALID_ANSWER}: {error}" if isinstance(error, StrangerError) else str(error)
 
 
 def _read_count(message: Message, key: str) -> int | None:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import final
 
 from rankwise.base.clock import Clock
 from rankwise.base.deadline import OverdueError, call_within
@@ -27,44 +26,28 @@ from rankwise.doctor.network.names import find_mistake, is_address, is_own, writ
 
 _OPEN_S, _ANSWER_S, _LEAST_ANSWER_S, _AGAIN_S, _LOOK_UP_S = 4.0, 8.0, 2.0, 0.3, 5.0
 _FIRST_SAY_S, _SAY_S = 2.0, 10.0
+#: What was to be sent is sent before a connection is closed, as far as there is room.
+CLOSE_S = 5.0
 _RIVAL_AGAIN_S, _RIVAL_ANSWER_S, _RIVAL_CLASS = 1.0, 5.0, "I10"
 
 
-@final
-class CoordinatorClient:
-    """The connection to the coordinator, while it lasts; after a silence of ``silence_s`` the coordinator is gone."""
+async def connect(where: str, plan: Plan) -> Connection:
+    """Connect to the coordinator at a name or address; OSError, UnicodeError or OverdueError if that can't be done."""
+    sock = await in_thread(partial(_connect, where, plan))
+    return Connection(*await asyncio.open_connection(sock=sock))
 
-    def __init__(self, connection: Connection, clock: Clock, silence_s: float) -> None:
-        #: Our address, by which we reached the coordinator.
-        self.address = connection.local_address
-        self._connection, self._clock, self._silence_s = connection, clock, silence_s
 
-    @staticmethod
-    async def connect(where: str, plan: Plan, clock: Clock, silence_s: float) -> CoordinatorClient:
-        """Connect to the coordinator at a name or address; OSError, UnicodeError or OverdueError if that can't be done."""
-        sock = await in_thread(partial(_connect, where, plan))
-        return CoordinatorClient(Connection(*await asyncio.open_connection(sock=sock)), clock, silence_s)
-
-    def send(self, message: Message) -> None:
-        """Send a message; if the coordinator is gone, `receive` raises."""
-        with suppress(GoneError):
-            self._connection.send(message)
-
-    async def receive(self, timeout_s: float | None = None) -> Message:
-        """Return the next message that is meant for more than this connection; it raises as that does."""
-        while True:
-            message = await self._connection.receive(timeout_s or self._silence_s)
-            if not self._connection.is_known and not {"welcome", "no", "challenge"} & message.keys():
-                raise StrangerError(f"it sent {str(message)[:40]!r}")
-            self._connection.is_known = True
-            if "beat" not in message:
-                return message
-            # A sign of life, and the time here: at once, as the round trip bounds the error.
-            self.send({"beat": message["beat"], "at": self._clock.time()})
-
-    async def close(self) -> None:
-        """Close it; what was to be sent is sent before, as far as there is room."""
-        await self._connection.wait_closed(5.0)
+async def receive(connection: Connection, clock: Clock, timeout_s: float) -> Message:
+    """Return the coordinator's next message that is no sign of life, which is answered; GoneError: it is gone, or no doctor."""
+    while True:
+        message = await connection.receive(timeout_s)
+        if not connection.is_known and not {"welcome", "no", "challenge"} & message.keys():
+            raise StrangerError(f"it sent {str(message)[:40]!r}")
+        connection.is_known = True
+        if "beat" not in message:
+            return message
+        # With the time here: at once, as the round trip bounds the error.
+        connection.send({"beat": message["beat"], "at": clock.time()})
 
 
 def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:
@@ -84,7 +67,7 @@ def bind_endpoint(host: Host, plan: Plan) -> socket.socket | None:
     return listener
 
 
-async def join(host: Host, plan: Plan, say: Callable[[str], None], *, secret: str = "") -> CoordinatorClient:
+async def join(host: Host, plan: Plan, say: Callable[[str], None], *, secret: str = "") -> Connection:
     """Connect to the coordinator, and be admitted; try again until the time is over, and tell by ``say`` what is waited for.
 
     A coordinator in this process knows us by its ``secret``. It is a JoinError if none can be reached, or if we are
@@ -105,29 +88,29 @@ async def join(host: Host, plan: Plan, say: Callable[[str], None], *, secret: st
         await asyncio.sleep(_AGAIN_S)
 
 
-async def _try_join(host: Host, plan: Plan, until_s: float, secret: str) -> CoordinatorClient:
+async def _try_join(host: Host, plan: Plan, until_s: float, secret: str) -> Connection:
     # A little longer than the arrival may take: the answer to a host that has just arrived must not be missed.
     bound_s = max(_LEAST_ANSWER_S, min(_ANSWER_S, until_s - asyncio.get_running_loop().time()))
     where = (plan.listen_address or "127.0.0.1") if secret else plan.endpoint_host
-    client = await CoordinatorClient.connect(where, plan, host.clock, plan.silence_s)
+    connection = await connect(where, plan)
     try:
-        await _shake_hands(client, host, plan, secret, bound_s)
+        await _shake_hands(connection, host, plan, secret, bound_s)
     except BaseException:
-        await client.close()
+        await connection.wait_closed(CLOSE_S)
         raise
-    return client
+    return connection
 
 
-async def _shake_hands(client: CoordinatorClient, host: Host, plan: Plan, secret: str, bound_s: float) -> None:
+async def _shake_hands(connection: Connection, host: Host, plan: Plan, secret: str, bound_s: float) -> None:
     nonce = wire.make_nonce()
-    client.send(_make_hello(host, plan, nonce=nonce, own=secret))
-    answer = await client.receive(bound_s)
+    connection.send(_make_hello(host, plan, nonce=nonce, own=secret))
+    answer = await receive(connection, host.clock, bound_s)
     if plan.token and "no" not in answer:
         challenge = wire.text(answer, "challenge")
         if not wire.is_proof(wire.text(answer, "proof"), plan.token, "coordinator", nonce, challenge):
             raise StrangerError("it does not have the token of this rendezvous")
-        client.send({"proof": wire.prove(plan.token, "peer", nonce, challenge)})
-        answer = await client.receive(bound_s)
+        connection.send({"proof": wire.prove(plan.token, "peer", nonce, challenge)})
+        answer = await receive(connection, host.clock, bound_s)
     if "no" in answer:
         raise read_refusal(answer)
     if wire.whole(answer, "welcome") != wire.VERSION:
@@ -159,12 +142,12 @@ async def find_rival(host: Host, plan: Plan, secret: str) -> JoinError | None:
     until_s = loop.time() + plan.arrival_timeout_s
     while loop.time() < until_s:
         with suppress(GoneError, OSError, UnicodeError, OverdueError):
-            client = await CoordinatorClient.connect(plan.endpoint_host, plan, host.clock, _RIVAL_ANSWER_S)
+            connection = await connect(plan.endpoint_host, plan)
             try:
-                client.send(_make_hello(host, plan, holds=secret))
-                answer = await client.receive()
+                connection.send(_make_hello(host, plan, holds=secret))
+                answer = await receive(connection, host.clock, _RIVAL_ANSWER_S)
             finally:
-                await client.close()
+                await connection.wait_closed(CLOSE_S)
             if "no" in answer:
                 return read_refusal(answer) if wire.text(answer, "class") == _RIVAL_CLASS else None
         await asyncio.sleep(_RIVAL_AGAIN_S)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from rankwise.doctor.host import Host
 from rankwise.doctor.multi_host import cluster_report, coordinator_client
 from rankwise.doctor.multi_host.cluster_report import ClusterReport
-from rankwise.doctor.multi_host.coordinator_client import CoordinatorClient
+from rankwise.doctor.multi_host.connection import Connection
 from rankwise.doctor.multi_host.host_tasks import HostTasks
 from rankwise.doctor.multi_host.phases import END_S, Phases
 from rankwise.doctor.multi_host.plan import JoinError, Plan
@@ -60,24 +60,24 @@ async def _examine(host: Host, probes: Sequence[Probe], plan: Plan, say: Say) ->
 
 async def _take_part(host: Host, tasks: HostTasks, plan: Plan, say: Say, secret: str) -> ClusterReport:
     try:
-        client = await coordinator_client.join(host, plan, say, secret=secret)
+        connection = await coordinator_client.join(host, plan, say, secret=secret)
         try:
-            return await _obey(client, tasks, plan, say)
+            return await _obey(connection, host, tasks, plan, say)
         except (asyncio.CancelledError, JoinError) as error:
             # The others would take us for dead.
-            client.send({"leaves": error.message if isinstance(error, JoinError) else INTERRUPTED})
+            connection.send({"leaves": error.message if isinstance(error, JoinError) else INTERRUPTED})
             raise
         finally:
-            await client.close()
+            await connection.wait_closed(coordinator_client.CLOSE_S)
     finally:
         tasks.close()
 
 
-async def _obey(client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Say) -> ClusterReport:
+async def _obey(connection: Connection, host: Host, tasks: HostTasks, plan: Plan, say: Say) -> ClusterReport:
     running: set[asyncio.Task[None]] = set()
     while True:
         try:
-            message = await client.receive()
+            message = await coordinator_client.receive(connection, host.clock, plan.silence_s)
         except GoneError as error:
             what = f"the host of the rendezvous at {plan.endpoint} is gone: {error}"
             fix = f"# look at the doctor's output on {plan.endpoint_host}, see that it stays up, and start all hosts again"
@@ -94,13 +94,13 @@ async def _obey(client: CoordinatorClient, tasks: HostTasks, plan: Plan, say: Sa
             say(one_line(text(message, "say")))
         elif "do" in message:
             # Beside us: whatever a task waits for, we notice at once if the coordinator dies.
-            running.add(task := asyncio.create_task(_do(tasks, message, client)))
+            running.add(task := asyncio.create_task(_do(tasks, message, connection)))
             task.add_done_callback(running.discard)
 
 
-async def _do(tasks: HostTasks, order: Message, client: CoordinatorClient) -> None:
+async def _do(tasks: HostTasks, order: Message, connection: Connection) -> None:
     try:
-        answer = await tasks.do(order, client.address)
+        answer = await tasks.do(order, connection.local_address)
     except Exception as error:  # noqa: BLE001 - the coordinator waits for an answer, and reports all of it
         answer = {"leaves": f"its doctor failed ({type(error).__name__}: {error}): please report this bug in rankwise"}
-    client.send(answer)
+    connection.send(answer)
