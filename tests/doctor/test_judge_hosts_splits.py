@@ -37,7 +37,7 @@ def test_a_split_accuses_no_host(count: int, is_one_way: bool) -> None:
     assert (told.verdict, told.class_id) == ("fail", "I8")
     assert told.hosts == tuple(sorted(f"h{n}" for n in range(count)))
     assert told.what.count("reach each other") == 2
-    assert ("nothing passes from h0" if is_one_way else "nothing passes between the two") in told.what
+    assert ("nothing passes from h0" if is_one_way else "nothing passes between these groups") in told.what
     assert "switch" in told.why
     assert "iptables -I" not in told.fix
     assert "ip route get 10.0.0." in told.fix

@@ -214,7 +214,10 @@ def test_a_link_that_leads_to_nothing(tmp_path: Path, below: str) -> None:
         os.makedirs(link / below, exist_ok=True)  # noqa: PTH103 - what jobs call
     host = Host(job=JobShape(checkpoints=link / below))
     (told,) = look(checkpoint_folder.PROBE, host)
-    assert (told.verdict, told.what) == ("fail", f"{link} is a link to {place}, which does not exist")
+    assert (told.verdict, told.what) == (
+        "fail",
+        f"{link} is a link to {place}, which can't be used: No such file or directory",
+    )
     assert str(link) not in " ".join(one.what for one in look(disk_space.PROBE, host))
     place.mkdir()
     assert "fail" not in [one.verdict for one in look(checkpoint_folder.PROBE, host)]
@@ -242,7 +245,7 @@ def test_a_link_to_where_nobody_else_may_look(below: str) -> None:
     (told,) = [one for one in found if one["probe"] == "checkpoint-folder"]
     assert (told["verdict"], told["what"]) == (
         "fail",
-        "/mnt/link is a link to /mnt/a/ck, which can't be read: Permission denied",
+        "/mnt/link is a link to /mnt/a/ck, which can't be used: Permission denied",
     )
     assert told["fix"].startswith("namei -l /mnt/link")
     assert "/mnt/link" not in " ".join(one["what"] for one in found if one["probe"] == "disk-space")

@@ -35,7 +35,7 @@ def test_two_groups_that_do_not_reach_each_other_accuse_no_host(tmp_path: Path) 
             drop(hosts[host], "ip", "saddr", others, *HIGH, "drop")
         told = only(examine(hosts))
     assert (told["probe"], told["class"], told["hosts"]) == ("links", "I8", ["host0", "host1", "host2", "host3"])  # fmt: skip
-    assert "host0 and host1 reach each other; host2 and host3 reach each other; nothing passes between the two" in told["what"]  # fmt: skip
+    assert "host0 and host1 reach each other; host2 and host3 reach each other; nothing passes between these groups" in told["what"]  # fmt: skip
     assert "switch" in told["why"]
     assert "iptables -I" not in told["fix"]
 

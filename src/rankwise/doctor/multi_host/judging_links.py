@@ -194,17 +194,11 @@ def _report_split(plane: Plane, blame: Blame, bad: Sequence[Link], reports: Repo
 def describe_sides(blame: Blame) -> str:
     """Describe of a split between which groups nothing passes."""
     place = {host: index for index, group in enumerate(blame.groups) for host in group}
-    sides, count = {(place[source], place[target]) for source, target in blame.bad}, len(blame.groups)
-    if len(sides) == count * (count - 1):
-        return "nothing passes between these groups" if count > _FEWEST else "nothing passes between the two"
-    shut = []
-    for one, other in sorted(sides):
-        first, second = join_names(blame.groups[one]), join_names(blame.groups[other])
-        if (other, one) not in sides:
-            shut.append(f"nothing passes from {first} to {second}")
-        elif one < other:
-            shut.append(f"nothing passes between {first} and {second}")
-    return ", ".join(shut)
+    sides = sorted({(place[source], place[target]) for source, target in blame.bad})
+    if len(sides) == len(blame.groups) * (len(blame.groups) - 1):
+        return "nothing passes between these groups"
+    named = [join_names(group) for group in blame.groups]
+    return ", ".join(f"nothing passes from {named[one]} to {named[other]}" for one, other in sides)
 
 
 def _describe_outcome(bad: Sequence[Link]) -> str:

@@ -13,7 +13,6 @@ hosts the device or the server's export, and the number of the folder there (ino
 
 from __future__ import annotations
 
-import errno
 import shlex
 from collections.abc import Iterator, Mapping
 
@@ -72,18 +71,15 @@ def look(host: Host) -> Iterator[Reading]:
 
 
 def _report_dangling(host: Host, link: str) -> Reading:
-    what = f"{link} is a link to {host.path(link).readlink()}"
     try:
         host.path(link).stat()
+        reason = "it is gone"
     except OSError as error:
-        if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:  # there may be a folder, where we can't look
-            return fail(
-                f"{what}, which can't be read: {error.strerror}", f"the first checkpoint fails, long after startup: `{error.strerror}`",
-                f"namei -l {shlex.quote(link)}  # or use another folder"
-            )  # fmt: skip
+        reason = error.strerror or str(error)
     return fail(
-        f"{what}, which does not exist", "no folder can be created there: the first checkpoint fails, with `File exists` or `No such file or directory`",
-        f"readlink -m {shlex.quote(link)}  # mount what is to be there, or make that folder"
+        f"{link} is a link to {host.path(link).readlink()}, which can't be used: {reason}",
+        f"the first checkpoint fails, long after startup: `{reason}`, or `File exists` as no folder can be created there",
+        f"namei -l {shlex.quote(link)}  # mount what is to be there, make that folder, or use another one"
     )  # fmt: skip
 
 
