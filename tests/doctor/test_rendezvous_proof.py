@@ -226,17 +226,17 @@ def test_a_hello_that_is_doled_out_holds_no_place() -> None:
     assert visit(lambda guest: guest.dole_out(b"{"), hello_s=0.2) == ([], [])
 
 
-def test_hosts_without_a_node_rank_are_as_many_as_are_waited_for() -> None:
-    """Two are to come: the third without a rank is rejected; one with a rank, and the coordinator's own, have their places."""
+def test_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes up hosts by the thousand is rejected from some number on; the coordinator's own has its place."""
+    monkeypatch.setattr("rankwise.doctor.multi_host.peer._MOST_HOSTS", 2)
     nobody: Any = None
     peers = [Peer(connection=nobody, name=f"host{number}") for number in range(4)]
-    plan = Plan(endpoint_host="host0", endpoint_port=29500, num_hosts=2)
-    admission = Admission("host0", plan, lambda: peers[:2], FakeClock())
+    admission = Admission("host0", Plan(endpoint_host="host0", endpoint_port=29500), lambda: peers[:2], FakeClock())
     refusal = admission.admit(peers[2])
     assert refusal is not None
-    assert "2 hosts without a node rank have joined already" in str(refusal["no"])
-    peers[2].node_rank, peers[3].is_own = 1, True
-    assert admission.admit(peers[2]) is admission.admit(peers[3]) is None
+    assert refusal["no"] == "2 hosts have joined already"
+    peers[3].is_own = True
+    assert admission.admit(peers[3]) is None
 
 
 @pytest.mark.parametrize("count", [-1, 129, 2**53])

@@ -94,9 +94,11 @@ def _stream(sock: socket.socket, clock: Clock, seconds: float) -> tuple[int, flo
 def _read_order(sock: socket.socket, timeout_s: float) -> tuple[bytes, int, int]:
     """Return the next order or answer; TimeoutError if it has not come in time, OSError if the connection has ended."""
     sock.settimeout(timeout_s)
-    data = sock.recv(ORDER.size, socket.MSG_WAITALL)
-    if len(data) < ORDER.size:
-        raise ConnectionResetError("it closed the connection")
+    data = b""
+    while len(data) < ORDER.size:
+        if not (more := sock.recv(ORDER.size - len(data))):
+            raise ConnectionResetError("it closed the connection")
+        data += more
     return cast("tuple[bytes, int, int]", ORDER.unpack(data))
 
 

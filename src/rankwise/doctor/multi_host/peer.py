@@ -112,8 +112,8 @@ def list_names(peers: Iterable[Peer]) -> str:
 
 #: So many rejected hosts are reported: more than that are no hosts of one job.
 _MOST_REJECTED = 64
-#: So many hosts without a node rank are admitted where nobody knows how many are to come.
-_MOST_WITHOUT_RANK = 4096
+#: No job has more.
+_MOST_HOSTS = 4096
 
 
 def refuse(why: str, hint: str, class_id: str = "") -> Message:
@@ -151,20 +151,15 @@ class Admission:
             )  # fmt: skip
         if peer.is_own:
             return None
+        if len(self._here()) >= _MOST_HOSTS:
+            return refuse(f"{_MOST_HOSTS} hosts have joined already", "give each host its --node-rank, from 0")
         if peer.node_rank is None:
-            return self._admit_without_rank()
+            return None
         same = [(one.name, one.address) for one in self._here() if one.node_rank == peer.node_rank]
         # Our own host may arrive later than others do; its place is its own all the same.
         if not same and plan.node_rank == peer.node_rank:
             same = [(self._name, peer.arrived_at)]
         return self._reject(peer, *same[0], peer.node_rank) if same else None
-
-    def _admit_without_rank(self) -> Message | None:
-        wanted = self._plan.num_hosts or len(self._plan.expected) or _MOST_WITHOUT_RANK
-        if sum(one.node_rank is None and not one.is_own for one in self._here()) < wanted:
-            return None
-        full = f"{wanted} hosts without a node rank have joined already, and no more are expected"
-        return refuse(full, "give each host its --node-rank, from 0")
 
     def list_missing(self, here: Sequence[Peer]) -> tuple[str, ...]:
         """Return who has not arrived; a rejected host has, and so has one that came again with another rank."""
