@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXIT_CODES = "exit codes: 0 nothing fails (with --strict: and no warnings); 1 something does; 2 the check could not run"
 _DESCRIPTION = """\
 Check whether this host, or several together, can run a distributed job: software, GPUs, limits, storage, names, interfaces, firewalls,
-clocks, and every link between hosts. Each finding comes with the command that fixes it."""
+clocks, and every link between hosts. Each finding comes with what to do about it."""
 _SEVERAL = """\
 Several hosts: start the same command on each of them (under srun or mpirun without any of these flags), or let ssh do it with --hosts.
 They use the rendezvous address and port of the job."""
