@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import rankwise
 from rankwise.parallel.names import matches
+from rankwise.parallel.tensor_checks import leave_whole
 from rankwise.parallel.tensor_plans import find_ready_plan, read_transformers_plan, resolve_plan
 from rankwise.testing import run_ranks
 
@@ -446,8 +447,26 @@ def test_what_is_not_known_of_a_plan_stays_whole() -> None:
         "moe.fc1": "colwise", "moe.fc2": "rowwise",
     }  # fmt: skip
     rest = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise", "moe.fc1": "colwise", "moe.fc2": "rowwise"}
-    assert read_transformers_plan(model) == (rest, {"attn": "compressed_colwise", "moe.experts": "moe_tp_experts"})
+    kept, whole = read_transformers_plan(model, 2)
+    assert kept == rest
+    assert "'compressed_colwise' for 'attn.k_proj'" in whole["attn"]
+    assert "'moe_tp_experts' for 'moe.experts'" in whole["moe.experts"]
     assert find_ready_plan(model, 2) == rest
+    experts = Model(moe=Model(experts=Experts(3)), mlp=mlp())
+    experts._tp_plan = {"moe.experts": "moe_tp_experts", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
+    assert "moe.experts" in find_ready_plan(experts, 3)
+    assert "moe.experts" not in find_ready_plan(experts, 2)
+
+
+def test_a_ready_plan_that_does_not_tell_of_a_parameter_leaves_its_module_whole() -> None:
+    """A learned number for each head beside the projections, as GPT-OSS has it: attention stays whole, the feed-forward is split."""
+    attn = attention(num_heads=4).attn
+    attn.sinks = nn.Parameter(torch.zeros(4))
+    model = Model(layers=nn.ModuleList([Model(attn=attn, mlp=mlp())]))
+    splits, whole = leave_whole(model, resolve_plan(model, find_ready_plan(model, 2)))
+    assert [split.name for split in splits] == ["layers.0.mlp.fc1", "layers.0.mlp.fc2"]
+    assert list(whole) == ["layers.*.attn"]
+    assert "'layers.*.attn.sinks', shape (4,)" in whole["layers.*.attn"]
 
 
 def test_a_plan_of_the_head_alone_is_none() -> None:
@@ -466,6 +485,32 @@ def run_experts(used: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     y.square().sum().backward()
     gradients = {name: one.grad for name, one in model.named_parameters()}
     return y.detach(), x.grad, {name: getattr(one, "full_tensor", one.clone)() for name, one in gradients.items()}
+
+
+def run_in_place() -> tuple[Tensor, list[Tensor]]:
+    torch.manual_seed(0)
+    model, x = mlp().double(), torch.arange(5 * WIDTH, dtype=torch.float64).sin().view(5, WIDTH)
+    if torch.distributed.is_initialized():
+        rankwise.apply_tensor_parallel(model, MLP)
+    hidden = model.fc1(x)
+    hidden *= 2
+    y = model.fc2(hidden.relu())
+    y += x
+    y.square().sum().backward()
+    gradients = (one.grad for one in model.parameters())
+    return y.detach(), [getattr(one, "full_tensor", one.clone)() for one in gradients]
+
+
+def test_outputs_of_split_layers_can_be_changed_in_place() -> None:
+    """``y += residual`` after a split layer, as in Falcon, has the output and the gradients of one process."""
+
+    def body() -> tuple[Tensor, list[Tensor]]:
+        with rankwise.init(device="cpu"):
+            return run_in_place()
+
+    expected = run_in_place()
+    for found in run_ranks(body, 2):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("used", [4, 2], ids=["all", "those of one rank"])

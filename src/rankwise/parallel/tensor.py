@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -25,7 +25,7 @@ from rankwise.base.log import get_logger
 from rankwise.parallel.dtensors import add_up, noting_replaced
 from rankwise.parallel.model_check import check_same_model
 from rankwise.parallel.strategy import share_values
-from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared
+from rankwise.parallel.tensor_checks import Heads, check_model, check_splits, find_heads, find_shared, leave_whole
 from rankwise.parallel.tensor_experts import ExpertsParallel
 from rankwise.parallel.tensor_plans import (
     Split,
@@ -168,8 +168,8 @@ def apply_tensor_parallel(
         with noting_replaced(model):
             _split(model, work, mesh)
         if work.whole and ctx.is_main:
-            what = ", ".join(f"{name!r} (style {style!r})" for name, style in work.whole.items())
-            _LOGGER.warning(f"not split, as its style in transformers' plan is not known or does not suit it: {what}")
+            parts = "".join(f"\n  {name}: {reason}" for name, reason in work.whole.items())
+            _LOGGER.warning(f"parts of the model that each rank holds and computes as a whole:{parts}")
     return model
 
 
@@ -178,8 +178,11 @@ def apply_tensor_parallel(
 
 def _plan(model: nn.Module, plan: Mapping[str, Any] | None, degree: int, *, sequence_parallel: bool) -> _Work:
     check_model(model)
-    own, whole = read_transformers_plan(model) if plan is None else ({}, {})
+    own, whole = read_transformers_plan(model, degree) if plan is None else ({}, {})
     splits = resolve_plan(model, find_ready_plan(model, degree) if plan is None else plan)
+    if plan is None:
+        splits, beside = leave_whole(model, splits)
+        whole |= beside
     check_splits(model, splits, degree, trusts_fused=bool(own))
     heads = find_heads(model, splits, degree)
     named = next((split.name for split in splits if split.word == "sequence" and split.style is None), None)
@@ -262,6 +265,24 @@ def _parallelize(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> N
         if parameter.is_floating_point():
             parameter.requires_grad_().register_post_accumulate_grad_hook(_settle)
         parameter.requires_grad_(trained[name])  # SequenceParallel forgets it
+    module.register_forward_hook(_let_change)
+
+
+def _let_change(_: nn.Module, __: Any, output: Any) -> Any:
+    return output if isinstance(output, DTensor) or not isinstance(output, torch.Tensor) else _Changeable.apply(output)
+
+
+@final
+class _Changeable(torch.autograd.Function):  # type: ignore[misc]
+    """The same tensor, that may be changed in place (``y = self.down(x); y += residual``): what DTensor gives is a view, which autograd refuses."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 def _settle(parameter: torch.Tensor) -> None:

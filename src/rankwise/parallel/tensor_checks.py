@@ -19,6 +19,7 @@ from rankwise.parallel.tensor_plans import (
     is_conv1d,
     is_fused,
     refuse_fused,
+    shorten,
 )
 
 if TYPE_CHECKING:
@@ -151,21 +152,41 @@ def find_shared(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
 
 def _check_between(model: nn.Module, splits: Sequence[Split]) -> None:
     """Refuse parameters of a width of their own beside split layers: each rank would train them on its own share."""
-    planned = {id(split.module) for split in splits}
-    for parent_name in dict.fromkeys(split.parent_name for split in splits if split.word == "colwise"):
-        parent = model.get_submodule(parent_name)
-        beside = [split for split in splits if split.parent_name == parent_name]
+    for parent_name, beside in _list_parents(splits):
         _check_widths(beside)
-        whole = {
-            int(split.module.weight.shape[1 - split.weight_dim]) for split in beside if split.weight_dim is not None
-        }
-        for name, parameter in _list_unplanned(parent, planned):
-            if not whole & set(parameter.shape):
-                full = f"{parent_name}.{name}" if parent_name else name
-                raise UsageError(
-                    f"parameter {full!r}, shape {tuple(parameter.shape)}, is beside split layers ({beside[0].name!r}) and is not in the plan: if it works on a rank's own heads, ranks would train it differently",
-                    hint="give its module the style 'replicate_sum' (each rank has a part of its gradient, as with a norm of single heads), or 'replicate' (all ranks do the same with it)",
+        for name, parameter in _list_odd(model, parent_name, beside, splits):
+            raise UsageError(
+                f"parameter {name!r}, shape {tuple(parameter.shape)}, is beside split layers ({beside[0].name!r}) and is not in the plan: if it works on a rank's own heads, ranks would train it differently",
+                hint="give its module the style 'replicate_sum' (each rank has a part of its gradient, as with a norm of single heads), or 'replicate' (all ranks do the same with it)",
+            )
+
+
+def leave_whole(model: nn.Module, splits: Sequence[Split]) -> tuple[list[Split], dict[str, str]]:
+    """Drop from a ready plan the modules beside whose layers there are parameters of which it does not tell; return what stays, and the reasons."""
+    dropped, reasons = set(), {}
+    for parent_name, beside in _list_parents(splits):
+        if {split.word for split in beside} >= {"colwise", "rowwise"}:  # else others need what these give
+            for name, parameter in _list_odd(model, parent_name, beside, splits):
+                dropped.add(parent_name)
+                reasons[shorten(parent_name)] = (
+                    f"the ready plan does not tell of {shorten(name)!r}, shape {tuple(parameter.shape)}, which may work on a rank's own part; give a plan that does"
                 )
+    return [split for split in splits if split.parent_name not in dropped], reasons
+
+
+def _list_parents(splits: Sequence[Split]) -> Iterator[tuple[str, list[Split]]]:
+    for parent_name in dict.fromkeys(split.parent_name for split in splits if split.word == "colwise"):
+        yield parent_name, [split for split in splits if split.parent_name == parent_name]
+
+
+def _list_odd(
+    model: nn.Module, parent_name: str, beside: Sequence[Split], splits: Sequence[Split]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """List the parameters beside split layers that have none of the widths that are whole."""
+    whole = {int(split.module.weight.shape[1 - split.weight_dim]) for split in beside if split.weight_dim is not None}
+    for name, parameter in _list_unplanned(model.get_submodule(parent_name), {id(split.module) for split in splits}):
+        if not whole & set(parameter.shape):
+            yield (f"{parent_name}.{name}" if parent_name else name), parameter
 
 
 def _check_widths(beside: Sequence[Split]) -> None:

@@ -219,7 +219,7 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     Raises:
         UsageError: No layout that is known; says what was looked for.
     """
-    plan, _ = read_transformers_plan(model)
+    plan, _ = read_transformers_plan(model, degree)
     if all(read_style(style, name)[0] in _OF_VOCABULARY for name, style in plan.items()):  # some name the head alone
         plan = _find_families(model)
         plan |= _find_fused(model, plan)
@@ -236,10 +236,10 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
     return _keep_whole_vocabulary(model, plan, degree)
 
 
-def read_transformers_plan(model: nn.Module) -> tuple[dict[str, str], dict[str, str]]:
+def read_transformers_plan(model: nn.Module, degree: int) -> tuple[dict[str, str], dict[str, str]]:
     """Return transformers' own plan for a model, which knows what its fused layers hold; empty if there is none.
 
-    And what stays whole, by the style that is not known here or does not suit the module: a plan holds for modules as a whole.
+    And what stays whole, with the reason: a style that is not known here, or does not suit the module. A plan holds for modules as a whole.
     """
     own = getattr(model, "_tp_plan", None)
     if not isinstance(own, Mapping) or not own:
@@ -251,14 +251,15 @@ def read_transformers_plan(model: nn.Module) -> tuple[dict[str, str], dict[str, 
     modules = dict(model.named_modules())
     found = {pattern: [module for name, module in modules.items() if matches(str(pattern), name)] for pattern in own}
     plan = {pattern: own[pattern] for pattern, here in found.items() if here}
-    whole = {
-        (
-            pattern if any(other.startswith(f"{pattern}.") for other in own) else pattern.rpartition(".")[0] or pattern
-        ): style
-        for pattern, style in plan.items()
-        if (word := _FOREIGN_WORDS.get(style, style)) not in WORDS
-        or (word == "experts" and None in map(count_experts, found[pattern]))
-    }
+    whole: dict[str, str] = {}
+    for pattern, style in plan.items():
+        word = _FOREIGN_WORDS.get(style, style)
+        counts = map(count_experts, found[pattern]) if word == "experts" else ()
+        if word in WORDS and all(number and number % degree == 0 for number in counts):
+            continue
+        is_group = any(other.startswith(f"{pattern}.") for other in own)
+        part = pattern if is_group else pattern.rpartition(".")[0] or pattern
+        whole[part] = f"transformers' style {style!r} for {pattern!r} is not known here, or does not suit it"
     kept = {name: style for name, style in plan.items() if not any(f"{name}.".startswith(f"{one}.") for one in whole)}
     return kept, whole
 
