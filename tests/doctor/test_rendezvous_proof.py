@@ -22,6 +22,7 @@ from rankwise.doctor.host import Host
 from rankwise.doctor.multi_host.all_reduce import run_ranks
 from rankwise.doctor.multi_host.coordinator import Coordinator
 from rankwise.doctor.multi_host.examine_hosts import examine_hosts
+from rankwise.doctor.multi_host.link_probe import read_greeting
 from rankwise.doctor.multi_host.link_speed import LinkServer
 from rankwise.doctor.multi_host.over_ssh import RemoteHosts
 from rankwise.doctor.multi_host.peer import Admission, Peer
@@ -210,6 +211,25 @@ def test_who_leaves_before_the_greeting_leaves_no_descriptor() -> None:
         server.close()
 
     asyncio.run(scene())
+
+
+def test_a_greeting_that_is_doled_out_ends_at_its_bound() -> None:
+    """A byte now and then, as from a tarpit: whoever tries that port goes on after the time that a greeting has."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        other, _ = listener.accept()
+        done = threading.Event()
+
+        def dole() -> None:
+            while not done.wait(0.02):
+                other.send(b"x")
+
+        thread = threading.Thread(target=dole)
+        thread.start()
+        with pytest.raises(TimeoutError):
+            read_greeting(sock, 0.2)
+        done.set()
+        thread.join()
+        other.close()
 
 
 def test_hosts_with_one_token_meet() -> None:

@@ -63,7 +63,8 @@ def find_victims(victim: str, launcher: int) -> list[int]:
     """Return the pids that are there now of a kind of process."""
     if victim == "parent":
         return [launcher]
-    supervisors = [pid for pid in children_of(launcher) if command_of(pid) == command_of(launcher)]
+    # The first of them: what is forked later to become another program has the launcher's command line until it does.
+    supervisors = [pid for pid in children_of(launcher) if command_of(pid) == command_of(launcher)][:1]
     if victim == "supervisor":
         return supervisors
     below = [pid for supervisor in supervisors for pid in children_of(supervisor)]

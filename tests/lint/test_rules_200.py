@@ -328,6 +328,9 @@ LEGAL = {
     """,
     ("RW206", "parameter"): 'def go(path):\n    dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)',
     ("RW207", "setdefault"): 'os.environ.setdefault("MASTER_PORT", "1")\nr = os.environ["RANK"]\ndist.init_process_group("gloo")',
+    ("RW207", "no port"): """
+        dist.init_process_group("gloo", init_method="tcp://localhost", rank=int(os.environ["RANK"]), world_size=2)
+    """,
     ("RW207", "only if absent"): """
         if "MASTER_PORT" not in os.environ:
             os.environ["MASTER_PORT"] = "29500"

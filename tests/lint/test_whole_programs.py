@@ -415,6 +415,7 @@ _PAIRS = {
     "the hour is the same for all": ("RW517", "import time" + _GROUP + _DAYS, {"part": "tm_sec"}, {"part": "tm_hour"}),
     "a sampler draws from all": ("RW504", _GROUP + _MODEL + _DRAWS, {"sampler": "RandomSampler(data)"}, {"sampler": "RandomSampler(data) if world == 1 else DistributedSampler(data)"}),
     "one rank's learning rate": ("RW410", _GROUP + _MODEL + _RATES, {"then": "if rank == 0: rates.step()"}, {"then": "if rank == 0: print(rates.step())\n    else: rates.step()"}),
+    "the only optimizer": ("RW410", _GROUP + _MODEL + _RATES, {"then": "if rank == 0: rates.step()"}, {"then": "if rank == 0: torch.optim.Adam(nn.Linear(2, 2).parameters()).step()"}),
     "a loader of another library": ("RW501", _GROUP + _MODEL + _OF_PYG, {"before": ""}, {"before": _EPOCH}),
     "what is merged is loaded": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'last.pt'", "use": "get"}),
     "weights that were published": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'vgg19-dcbb9e9d.pth'", "use": "update"}),

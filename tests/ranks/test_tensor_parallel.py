@@ -81,15 +81,25 @@ class Experts(nn.Module):
         return total
 
 
+class OtherExperts(Experts):
+    """As GPT-OSS names and counts them: it has the attribute, and its loop takes no index but those of its experts."""
+
+    _is_expert_parallel = False
+
+    def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
+        assert int(router_indices.max()) < self.num_experts
+        return super().forward(hidden_states, router_indices, routing_weights)
+
+
 class Mixture(nn.Module):
-    def __init__(self, used: int) -> None:
+    def __init__(self, used: int, kind: type[Experts]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.router, self.experts = nn.Linear(WIDTH, used), Experts()
+        self.router, self.experts = nn.Linear(WIDTH, used), kind()
 
     def forward(self, x: Tensor) -> Tensor:
         weights, index = self.router(x).softmax(-1).topk(2)
-        return self.experts(x, top_k_weights=weights, top_k_index=index)
+        return self.experts(x, index, weights)
 
 
 def attention(**counts: int) -> nn.Module:
@@ -476,8 +486,8 @@ def test_a_plan_of_the_head_alone_is_none() -> None:
     assert find_ready_plan(model, 2) == {**MLP, "embed_tokens": "rowwise_embed", "lm_head": "colwise_gather"}
 
 
-def run_experts(used: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    model, x = Mixture(used).double(), torch.arange(5 * WIDTH, dtype=torch.float64).sin().view(5, WIDTH).requires_grad_()  # fmt: skip
+def run_experts(used: int, kind: type[Experts]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    model, x = Mixture(used, kind).double(), torch.arange(5 * WIDTH, dtype=torch.float64).sin().view(5, WIDTH).requires_grad_()  # fmt: skip
     if torch.distributed.is_initialized():
         rankwise.apply_tensor_parallel(model, {"experts": "experts"})
         assert list(model.experts.weights.to_local().shape) == [2, WIDTH, WIDTH]
@@ -513,15 +523,17 @@ def test_outputs_of_split_layers_can_be_changed_in_place() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("used", [4, 2], ids=["all", "those of one rank"])
-def test_experts_are_shared_out(used: int) -> None:
+@pytest.mark.parametrize(
+    ("used", "kind"), [(4, Experts), (2, Experts), (4, OtherExperts)], ids=["all", "those of one rank", "GPT-OSS"]
+)
+def test_experts_are_shared_out(used: int, kind: type[Experts]) -> None:
     """Each of two ranks has half of the experts, and output and gradients are those of one process, also where no token comes to a rank."""
 
     def body() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         with rankwise.init(device="cpu"):
-            return run_experts(used)
+            return run_experts(used, kind)
 
-    expected = run_experts(used)
+    expected = run_experts(used, kind)
     for found in run_ranks(body, 2):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 

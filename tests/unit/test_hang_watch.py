@@ -66,7 +66,7 @@ class FakeLens:
     evidence: Evidence | None = GLOO
     asked: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     forgiven: int = 0
-    told_s: float = float("inf")
+    reported_s: float = float("inf")
 
     def look(self) -> bool:
         return False
@@ -83,7 +83,7 @@ class FakeLens:
         return [
             RankActivity(rank=rank, quiet_s=now - since, idle_s=0.0 if self.is_busy else now - since, asked_s=self._asked_s(rank),
                   is_answered=now - self._asked_s(rank) >= self.answer_s, has_joined=self.has_joined,
-                  told_s=self.told_s if rank else float("inf"))
+                  reported_s=self.reported_s if rank else float("inf"))
             for rank, since in self.quiet_since.items()
         ]  # fmt: skip
 
@@ -208,9 +208,9 @@ def test_a_suspicion_is_noted_after_five_seconds_and_then_every_minute() -> None
 def test_what_was_told_of_another_node_is_not_thought_to_last() -> None:
     """A rank that another node told of waited for three seconds then, which says nothing of now; when it is told anew, the wait counts up to there."""
     stage = Stage(replace(SUSPICION, since_s=1000.0))
-    stage.sampler.told_s = 1003.0
+    stage.sampler.reported_s = 1003.0
     assert not stage.run(60).told
-    stage.sampler.told_s = 1055.0
+    stage.sampler.reported_s = 1055.0
     assert [key for _, key in stage.run(5).told] == ["k"]
 
 

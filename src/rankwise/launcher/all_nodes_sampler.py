@@ -177,9 +177,9 @@ class AllNodesSampler:
         """Return how each living rank seems that can be seen."""
         found = self._sampler.activities()
         for other in self._list_present():
-            is_asked, told_s = other.question >= self._number, other.scene.now_s
+            is_asked, reported_s = other.question >= self._number, other.scene.now_s
             found += [
-                replace(one, asked_s=self._question_s, is_answered=one.is_answered and is_asked, told_s=told_s)
+                replace(one, asked_s=self._question_s, is_answered=one.is_answered and is_asked, reported_s=reported_s)
                 for one in other.activities
             ]
         return found

@@ -252,7 +252,8 @@ class Attempt:
         if self._interrupted is not None:
             # Other nodes may go on without this one, unless ranks with roles were to come back alone.
             has_notice = any(is_notice(self._interrupted, rank) for rank in self._living())
-            is_spare = self._part.num_nodes + self._job.rendezvous.nodes_standing_by() > spec.min_nodes
+            num_there = self._part.num_nodes - len(link.lost_nodes) + self._job.rendezvous.nodes_standing_by()
+            is_spare = num_there > spec.min_nodes
             if has_notice or (not self._single_restarts.is_on and (is_spare or spec.max_restarts)):
                 if is_spare and not has_notice:
                     link.leave()

@@ -195,7 +195,7 @@ class HangWatch:
         now = scene.now_s
         self._since = {finding.key: self._since.get(finding.key, now) for finding in findings}
         by_rank = {activity.rank: activity for activity in activities}
-        self._told_s = {activity.rank: activity.told_s for activity in activities}
+        self._told_s = {activity.rank: activity.reported_s for activity in activities}
         for finding in findings:
             if finding.is_proof:
                 self._follow_proof(finding, scene, by_rank)

@@ -240,8 +240,9 @@ def _trace_once(
     for one in list_tensors(result):
         trace.keep(one)
     trace.drop_pair()
-    for module in filter(count_experts, fake.modules()):
-        trace.split |= {trace.names[id(one)]: 0 for one in module.parameters()}
+    for name, module in model.named_modules():
+        if count_experts(module):
+            trace.split |= {f"{name}.{own}": 0 for own, _ in module.named_parameters()}
     return trace
 
 

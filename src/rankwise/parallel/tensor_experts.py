@@ -2,8 +2,8 @@
 
 Such a module holds the weights of all experts in parameters whose first dim counts them, and its forward takes the tokens, which experts each one
 goes to, and with what weights: `forward(hidden_states, top_k_index, top_k_weights)`, as in Mixtral, Qwen's and DeepSeek's mixtures of transformers 5.
-What others have gets the weight zero on a rank, and, where the module knows of that, an index beyond its own, which costs nothing. The results are
-added up.
+A token that belongs to an expert of another rank gets the weight zero on this one. Where the module passes over an index beyond its own, it gets that,
+too; elsewhere it goes through one of this rank's experts for nothing. The results are added up.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 #: GPT-OSS has the same by other names.
-_ARGUMENTS = {
+_ARGUMENTS = (
     ("hidden_states", "top_k_index", "top_k_weights"),
     ("hidden_states", "router_indices", "routing_weights"),
-}
-#: Set, all of transformers' implementations pass over an index of `num_experts`.
-_KNOWS_NOBODY = "_is_expert_parallel"
+)
+#: Set, transformers' implementations pass over an index of `num_experts`, but for the eager one of GPT-OSS.
+_TAKES_SENTINEL = "_is_expert_parallel"
 _GIVEN = "_rankwise_given"
 
 
 def count_experts(module: nn.Module) -> int | None:
     """Return how many experts a module holds, if it can be split by them; None: it can't."""
-    number, parameters = getattr(module, "num_experts", None), list(module.parameters())
+    number, parameters = getattr(module, "num_experts", None), list(module.parameters(recurse=False))
     if (
         not isinstance(number, int)
         or not parameters
+        or any(True for child in module.children() for _ in child.parameters())
         or any(not one.ndim or one.shape[0] != number for one in parameters)
     ):
         return None
-    return number if tuple(inspect.signature(module.forward).parameters) in _ARGUMENTS else None
+    return number if _read_arguments(module) in _ARGUMENTS else None
+
+
+def _read_arguments(module: nn.Module) -> tuple[str, ...]:
+    return tuple(inspect.signature(module.forward).parameters)
 
 
 def route_evenly(model: nn.Module) -> None:
@@ -75,8 +80,8 @@ class ExpertsParallel(ParallelStyle):  # type: ignore[misc]
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         distribute_module(module, device_mesh, _cut)
         module.num_experts = int(module.num_experts) // device_mesh.size()
-        if hasattr(module, _KNOWS_NOBODY):
-            setattr(module, _KNOWS_NOBODY, True)
+        if hasattr(module, _TAKES_SENTINEL):
+            setattr(module, _TAKES_SENTINEL, True)
         module.register_forward_pre_hook(partial(_enter, device_mesh), with_kwargs=True)
         module.register_forward_hook(partial(_leave, device_mesh), always_call=True)
         return module
@@ -97,14 +102,14 @@ def _enter(
     number = int(module.num_experts)
     own = index - mesh.get_local_rank() * number
     is_own = (own >= 0) & (own < number)
-    nobody = number if hasattr(module, _KNOWS_NOBODY) else 0
+    sentinel = number if hasattr(module, _TAKES_SENTINEL) and _read_arguments(module) == _ARGUMENTS[0] else 0
     # What other ranks do with a token has its share in the gradients of what they all were given.
     tokens, weights = (
         DTensor.from_local(one, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
         for one in (tokens, weights)
     )
     vars(module)[_GIVEN] = tokens, weights
-    return (tokens, own.where(is_own, nobody), weights * is_own), {}
+    return (tokens, own.where(is_own, sentinel), weights * is_own), {}
 
 
 def _leave(mesh: DeviceMesh, module: nn.Module, _: Any, output: Tensor | None) -> Tensor | None:

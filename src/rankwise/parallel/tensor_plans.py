@@ -220,7 +220,7 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
         UsageError: No layout that is known; says what was looked for.
     """
     plan, _ = read_transformers_plan(model, degree)
-    if all(read_style(style, name)[0] in _OF_VOCABULARY for name, style in plan.items()):  # some name the head alone
+    if not plan:
         plan = _find_families(model)
         plan |= _find_fused(model, plan)
         if not plan:
@@ -261,6 +261,8 @@ def read_transformers_plan(model: nn.Module, degree: int) -> tuple[dict[str, str
         part = pattern if is_group else pattern.rpartition(".")[0] or pattern
         whole[part] = f"transformers' style {style!r} for {pattern!r} is not known here, or does not suit it"
     kept = {name: style for name, style in plan.items() if not any(f"{name}.".startswith(f"{one}.") for one in whole)}
+    if all(read_style(style, name)[0] in _OF_VOCABULARY for name, style in kept.items()):
+        return {}, {}  # some name the head alone
     return kept, whole
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -66,13 +67,20 @@ def _try(one: Link, mark: str, greeting_s: float) -> Link:
 
 def read_greeting(sock: socket.socket, timeout_s: float) -> dict[str, Fact]:
     """Return the line with which a host greets, and after which it waits for orders; OSError or GoneError: none has come."""
-    sock.settimeout(timeout_s)
-    greeting = b""
+    end_s, greeting = time.monotonic() + timeout_s, b""
     while b"\n" not in greeting:
-        data = sock.recv(_MOST_GREETING_BYTES)
+        data = receive_until(sock, end_s, _MOST_GREETING_BYTES)
         if not data:
             raise GoneError("it closed the connection")
         greeting += data
         if b"\n" not in greeting and len(greeting) >= _MOST_GREETING_BYTES:
             raise StrangerError(f"it sent {greeting[:40]!r}")
     return decode(greeting.partition(b"\n")[0])
+
+
+def receive_until(sock: socket.socket, end_s: float, most: int) -> bytes:
+    """Return what arrives next; TimeoutError at a time of the monotonic clock, however often a few bytes have come before."""
+    if (left_s := end_s - time.monotonic()) <= 0:
+        raise TimeoutError("it has not come in time")
+    sock.settimeout(left_s)
+    return sock.recv(most)

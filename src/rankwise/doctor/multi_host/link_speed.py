@@ -8,6 +8,7 @@ import socket
 import statistics
 import struct
 import sys
+import time
 from contextlib import suppress
 from threading import Thread
 from typing import cast, final
@@ -15,7 +16,7 @@ from typing import cast, final
 from rankwise.base.clock import Clock
 from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.cluster_report import Measure
-from rankwise.doctor.multi_host.link_probe import read_greeting
+from rankwise.doctor.multi_host.link_probe import read_greeting, receive_until
 from rankwise.doctor.multi_host.wire import GoneError, Message
 
 _PINGS, _PINGS_S = 20, 3.0
@@ -23,6 +24,8 @@ _MOST_BYTES = 64 << 20
 _CHUNK = bytes(4 << 20)
 #: So long a link is measured at most, whatever the coordinator orders.
 _OPEN_S, _MOST_S = 5.0, 60.0
+#: Connections of all hosts at once, each a thread of a host that is asked.
+_MOST_CONNECTED = 1024
 #: Linux: struct tcp_info, tcpi_total_retrans and tcpi_segs_out; and the option that paces a stream.
 _TCP_INFO, _RESENT_AT, _SENT_AT, _SO_MAX_PACING_RATE = 11, 100, 136, 47
 #: Fewer packets than these that were sent again, and so few that were sent at all, say nothing about the link.
@@ -93,10 +96,9 @@ def _stream(sock: socket.socket, clock: Clock, seconds: float) -> tuple[int, flo
 
 def _read_order(sock: socket.socket, timeout_s: float) -> tuple[bytes, int, int]:
     """Return the next order or answer; TimeoutError if it has not come in time, OSError if the connection has ended."""
-    sock.settimeout(timeout_s)
-    data = b""
+    end_s, data = time.monotonic() + timeout_s, b""
     while len(data) < ORDER.size:
-        if not (more := sock.recv(ORDER.size - len(data))):
+        if not (more := receive_until(sock, end_s, ORDER.size - len(data))):
             raise ConnectionResetError("it closed the connection")
         data += more
     return cast("tuple[bytes, int, int]", ORDER.unpack(data))
@@ -133,6 +135,7 @@ class LinkServer:
         self._greeting = wire.encode({wire.GREETING: wire.VERSION, "mark": mark, "name": name})
         self._clock = clock
         self._listeners: list[socket.socket] = []
+        self._connected: set[socket.socket] = set()
 
     def listen(self, address: str) -> int:
         """Listen at an address, and return the port, which the system chooses; OSError: the address is not ours."""
@@ -144,15 +147,32 @@ class LinkServer:
         return int(listener.getsockname()[1])
 
     def close(self) -> None:
-        """Close all ports; each connection ends with its other side."""
+        """Close all ports, and end what is connected."""
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
+        for sock in [*self._connected]:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # gone already, or there is no descriptor left: the connecting host sees it
             sock, _ = listener.accept()
-            Thread(target=self._serve, args=(sock,), name="rankwise-link", daemon=True).start()
+            if len(self._connected) >= _MOST_CONNECTED:
+                sock.close()
+                return
+            self._connected.add(sock)
+            try:
+                Thread(target=self._attend, args=(sock,), name="rankwise-link", daemon=True).start()
+            except RuntimeError:  # the system has no more threads
+                self._connected.discard(sock)
+                sock.close()
+
+    def _attend(self, sock: socket.socket) -> None:
+        try:
+            self._serve(sock)
+        finally:
+            self._connected.discard(sock)
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
@@ -162,7 +182,7 @@ class LinkServer:
             while (order := _read_order(sock, _IDLE_S))[0] == PING:
                 sock.sendall(ORDER.pack(*order))
             if order[0] == STREAM:
-                self._take_stream(sock, order[1] / 1000, order[2])
+                self._take_stream(sock, min(order[1] / 1000, _MOST_S), min(order[2], _MOST_BYTES))
 
     def _take_stream(self, sock: socket.socket, bound_s: float, most_bytes: int) -> None:
         """Read for so long, or until so much has come; answer how much came, and in what time."""

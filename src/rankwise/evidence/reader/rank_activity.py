@@ -20,7 +20,7 @@ class RankActivity:
         asked_s: When it was asked last, monotonic; minus infinity for never.
         is_answered: Whether it has answered, or can't.
         has_joined: Whether it has made a process group.
-        told_s: When it was so, monotonic, of a rank of another node; infinite for one that is looked at.
+        reported_s: When it was so, monotonic, of a rank of another node; infinite for one that is looked at.
     """
 
     rank: int
@@ -29,7 +29,7 @@ class RankActivity:
     asked_s: float = float("-inf")
     is_answered: bool = True
     has_joined: bool = True
-    told_s: float = float("inf")
+    reported_s: float = float("inf")
 
     @property
     def seems_to_wait(self) -> bool:

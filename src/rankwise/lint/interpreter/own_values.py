@@ -23,7 +23,7 @@ def _local(origin: str, thing: object = None) -> Callable[[Run, Call], Value]:
 
 
 #: What of a format tells more than the hour.
-_FINE = re.compile(r"%[-_]?[MSfTXcs]")
+_FINE = re.compile(r"%[-_]?[MSfTXcsRr]")
 #: Fields of a moment that ranks which ask at almost the same time share.
 COARSE = frozenset({"year", "month", "day", "hour", "tm_year", "tm_mon", "tm_mday", "tm_yday", "tm_wday", "tm_hour"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import kind_of, text_of
@@ -54,6 +55,9 @@ def _loads(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
 
 def _steps(wrap: Wrap) -> Iterator[tuple[Call, str, str]]:
     """A step of an optimizer or of a learning rate that only some ranks make."""
+    made = [one for one in wrap.entry.histories[0].calls if _OPTIMIZER.fullmatch(one.name)]
+    if len(made) > 1:  # another one may train another model
+        return
     others = {call.name for call in wrap.entry.histories[-1].calls}
     for call in wrap.calls_after():
         kind = kind_of(call.receiver)
@@ -215,6 +219,7 @@ def batchnorm_not_synchronised(script: Script) -> Iterator[Found]:
         )
 
 
+_OPTIMIZER = re.compile(r"torch\.optim\.[A-Z]\w*")
 _CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_")
 _SHARDS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 

@@ -76,7 +76,7 @@ def _fixed_addresses(script: Script) -> Iterator[Found]:
         method = call.arg(1, "init_method")
         text = method.const if method is not None else None
         by_hand = {"rank", "world_size"} <= set(call.kwargs) and call.kwargs["world_size"].const != 1
-        if LOOPBACK.match(str(text)) and not str(text).endswith(":0") and (by_hand or spawns(script)):
+        if LOOPBACK.match(str(text)) and _FIXED_PORT.search(str(text)) and (by_hand or spawns(script)):
             yield Found(
                 call.node,
                 f"each run uses the port of {text}: a second job on this host fails, or joins the first one",
@@ -147,6 +147,7 @@ def _tell_launched(setting: Setting, launched: str) -> Found:
 
 
 _STORE = "torch.distributed.TCPStore"
+_FIXED_PORT = re.compile(r":[1-9]\d*$")
 #: What each process draws for itself.
 _DRAWN = frozenset({"own", "random"})
 
