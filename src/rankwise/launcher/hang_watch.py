@@ -121,7 +121,7 @@ class HangWatch:
         self._due_s = clock.monotonic() + _EVERY_S
         self._judged_s = float("-inf")
         self._since: dict[str, float] = {}
-        self._told_s: dict[int, float] = {}
+        self._reported_s: dict[int, float] = {}
         self._is_pending = False
         self._hung_s: float | None = None
         self._reported: dict[tuple[str, ...], float] = {}
@@ -195,7 +195,7 @@ class HangWatch:
         now = scene.now_s
         self._since = {finding.key: self._since.get(finding.key, now) for finding in findings}
         by_rank = {activity.rank: activity for activity in activities}
-        self._told_s = {activity.rank: activity.reported_s for activity in activities}
+        self._reported_s = {activity.rank: activity.reported_s for activity in activities}
         for finding in findings:
             if finding.is_proof:
                 self._follow_proof(finding, scene, by_rank)
@@ -265,7 +265,7 @@ class HangWatch:
     def _waited_s(self, finding: JobFinding, scene: Scene) -> float:
         since_s = self._since[finding.key] if finding.since_s is None else finding.since_s
         # What was told of ranks elsewhere may have changed since.
-        until_s = [self._told_s.get(rank, scene.now_s) for rank in _involved(finding)]
+        until_s = [self._reported_s.get(rank, scene.now_s) for rank in _involved(finding)]
         return max(0.0, min([scene.now_s, *until_s]) - since_s)
 
     def _decide(self, finding: JobFinding | None) -> None:
