@@ -320,7 +320,9 @@ def test_commands_do_what_the_document_shows(document: Path, tmp_path: Path) -> 
             output = neutral(output, folder)
             place = f"{name_of(document)}:{block.line}: $ {command}\n"
             wanted = int(block.note("exit") or 0) if number == len(block.commands) else 0
-            assert code == wanted, f"{place}exit code {code}, the document says {wanted}\n{output}"
+            kept = folder / "errors.txt"
+            errors = kept.read_text(errors="replace")[-3000:] if code != wanted and kept.exists() else ""
+            assert code == wanted, f"{place}exit code {code}, the document says {wanted}\n{output}{errors}"
             if shown:
                 same = agrees(shown, output, in_any_order=block.note("any order") is not None)
                 assert same, f"{place}printed\n{output}\nand the document shows\n" + "\n".join(shown)
