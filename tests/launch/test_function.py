@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ import pytest
 import rankwise
 from rankwise.base.errors import LaunchError, RankFailedError, UsageError
 from rankwise.launcher import function, function_pool
+from rankwise.launcher.function_outcome import read_values
+from rankwise.launcher.pool_protocol import Answer
+from rankwise.verdict.case import Verdict
 from support import (
     Running,
     Terminal,
@@ -571,15 +575,28 @@ def test_shutdown_stops_a_call_of_another_thread(tmp_path: Path) -> None:
     assert "shutdown() was called while it ran" in str(raised[0])
 
 
+class Slow:
+    """What takes a rank a minute to load, before the function is called."""
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return time.sleep, (60,)
+
+
 def test_time_that_was_up_before_a_rank_started_is_told() -> None:
     """A limit shorter than the ranks' start says that none had started, and names no rank."""
-    function.shutdown()
-    with pytest.raises(
-        RankFailedError, match=r"(no rank had started to call|had not returned from) .* after 0.01 s"
-    ) as caught:
-        rankwise.launch(lambda: 1, nprocs=1, timeout_s=0.01)
-    # A busy host looks so late that the rank has started, and even returned.
-    assert caught.value.rank is None or "had not returned" in str(caught.value)
+    with pytest.raises(RankFailedError, match=r"no rank had started to call .* after 0.01 s") as caught:
+        rankwise.launch(print, Slow(), nprocs=1, timeout_s=0.01)
+    assert caught.value.rank is None
+
+
+def test_ranks_that_return_while_the_limit_ends_the_job_are_no_nameless_ones(tmp_path: Path) -> None:
+    """Where all have returned by the time that the job was stopped for its limit, the error says so."""
+    for name in ("begun.0.0", "value.0.0"):
+        (tmp_path / name).touch()
+    late = Answer(num_ranks=1, verdict=Verdict(kind="failure", stopped_by="SIGTERM"), is_late=True)
+    with pytest.raises(RankFailedError, match=r"^work returned on all ranks, later than after 2 s") as caught:
+        read_values(late, tmp_path, "work", timeout_s=2)
+    assert caught.value.rank is None
 
 
 def test_counting_what_is_not_there_is_told() -> None:

@@ -456,12 +456,13 @@ def test_what_is_not_known_of_a_plan_stays_whole() -> None:
         "mlp.fc1": "colwise", "mlp.fc2": "rowwise", "moe.experts": "moe_tp_experts", "moe.experts.weight": "packed_colwise",
         "moe.fc1": "colwise", "moe.fc2": "rowwise",
     }  # fmt: skip
+    model.more = mlp()  # of this it does not tell
     rest = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise", "moe.fc1": "colwise", "moe.fc2": "rowwise"}
     kept, whole = read_transformers_plan(model, 2)
     assert kept == rest
     assert "'compressed_colwise' for 'attn.k_proj'" in whole["attn"]
     assert "'moe_tp_experts' for 'moe.experts'" in whole["moe.experts"]
-    assert find_ready_plan(model, 2) == rest
+    assert find_ready_plan(model, 2) == {**rest, "more.fc1": "colwise", "more.fc2": "rowwise"}
     experts = Model(moe=Model(experts=Experts(3)), mlp=mlp())
     experts._tp_plan = {"moe.experts": "moe_tp_experts", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
     assert "moe.experts" in find_ready_plan(experts, 3)
@@ -495,6 +496,42 @@ def run_experts(used: int, kind: type[Experts]) -> tuple[Tensor, Tensor, dict[st
     y.square().sum().backward()
     gradients = {name: one.grad for name, one in model.named_parameters()}
     return y.detach(), x.grad, {name: getattr(one, "full_tensor", one.clone)() for name, one in gradients.items()}
+
+
+class FusedAttention(nn.Module):
+    """As in timm's ViT with qk_norm: one layer for query, key and value, and norms of single heads behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.q_norm, self.k_norm = nn.LayerNorm(4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(self.q_norm(query), self.k_norm(key), value)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+def run_fused_attention() -> dict[str, Tensor]:
+    model = Model(attn=FusedAttention()).double()
+    if torch.distributed.is_initialized():
+        rankwise.apply_tensor_parallel(model)
+    model.attn(torch.arange(10 * WIDTH, dtype=torch.float64).sin().view(2, 5, WIDTH)).square().sum().backward()
+    gradients = {name: one.grad for name, one in model.named_parameters()}
+    return {name: getattr(one, "full_tensor", one.clone)() for name, one in gradients.items()}
+
+
+def test_norms_of_heads_that_every_rank_computes_are_not_summed() -> None:
+    """Behind a fused layer, whose outputs are gathered, each rank has all heads, and so the whole gradient of their norms."""
+
+    def body() -> dict[str, Tensor]:
+        with rankwise.init(device="cpu"):
+            return run_fused_attention()
+
+    expected = run_fused_attention()
+    for found in run_ranks(body, 2):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def run_in_place() -> tuple[Tensor, list[Tensor]]:

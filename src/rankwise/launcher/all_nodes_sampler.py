@@ -66,7 +66,7 @@ class AllNodesSampler:
     # ---------------------------------------------------------------- looking
 
     def look(self) -> bool:
-        """See what has moved here, and what others have told; ask them, if it is time to."""
+        """See what has moved here, and what others have reported; ask them, if it is time to."""
         news = self._sampler.look()
         self._link.note_questions()
         news |= self._read_messages(_READING_S)
@@ -79,7 +79,7 @@ class AllNodesSampler:
         self._read_messages(budget_s)
 
     def forgive(self) -> None:
-        """Count all waiting from now on: what others told before must be told again."""
+        """Count all waiting from now on: what others reported before must be reported again."""
         self._sampler.forgive()
         for other in self._others.values():
             if other.latest is not None and not other.latest.is_last:
@@ -167,7 +167,7 @@ class AllNodesSampler:
             nodes = [self._link.nodes[node] for node in silent]
             hosts = [*dict.fromkeys(node.host for node in nodes)]
             self._say(
-                f"rankwise: no answer for {now - min(silent.values()):.0f} s from {name_ranks([*silent]).replace('rank', 'node')} "
+                f"rankwise: no answer for {now - min(silent.values()):.0f} s from {name_ranks([*silent], noun='node')} "
                 f"({', '.join(hosts[:4])}{', …' * (len(hosts) > 4)}): {name_ranks([rank for node in nodes for rank in node.ranks])} can't be seen"
             )
 
@@ -200,7 +200,7 @@ class AllNodesSampler:
         return self.with_others(self._sampler.take())
 
     def with_others(self, scene: Scene) -> Scene:
-        """Return a scene of our own ranks together with what others have told of theirs, less those that their own launchers have stopped."""
+        """Return a scene of our own ranks together with what others have reported of theirs, less those that their own launchers have stopped."""
         return join(scene, (other.unstopped for other in self._list_present()))
 
     def list_ends(self) -> tuple[NodeScene, ...] | None:
@@ -211,7 +211,7 @@ class AllNodesSampler:
         return ends if is_whole else None
 
     def list_host_problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the hosts of other nodes, with their names, as they have told last."""
+        """Return what is wrong with the hosts of other nodes, with their names, as they have reported last."""
         hosts = {node: about.host for node, about in self._link.nodes.items()}
         return tuple(
             f"on {hosts.get(node, f'node {node}')}: {one}"
@@ -221,7 +221,7 @@ class AllNodesSampler:
         )
 
     def _list_present(self) -> list[NodeScene]:
-        """Return what counts of what others have told: that they have ended, and what answers our last question."""
+        """Return what counts of what others have reported: that they have ended, and what answers our last question."""
         now = self._clock.monotonic()
         is_early = bool(self._messages) or now - self._question_s < _LATE_S
         number, known = self._number, sorted(self._link.questions)

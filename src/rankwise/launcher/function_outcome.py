@@ -63,8 +63,9 @@ def _to_timeout(
     if not has_begun:
         return _make_not_started(name, timeout_s)
     running = [rank for rank, path in enumerate(paths) if not path.exists()]
-    who = f"{name_ranks(running)} of {len(paths)}" if running else "all ranks have returned now, but"
-    message = f"{who} had not returned from {name} after {timeout_s:g} s"
+    message = f"{name} returned on all ranks, later than after {timeout_s:g} s"
+    if running:
+        message = f"{name_ranks(running)} of {len(paths)} had not returned from {name} after {timeout_s:g} s"
     rows = []
     for one in verdict.waiting:
         doing = f"in {one.op} " if one.op else ""

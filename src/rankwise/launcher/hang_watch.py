@@ -264,7 +264,7 @@ class HangWatch:
 
     def _waited_s(self, finding: JobFinding, scene: Scene) -> float:
         since_s = self._since[finding.key] if finding.since_s is None else finding.since_s
-        # What was told of ranks elsewhere may have changed since.
+        # What was reported of ranks elsewhere may have changed since.
         until_s = [self._reported_s.get(rank, scene.now_s) for rank in _involved(finding)]
         return max(0.0, min([scene.now_s, *until_s]) - since_s)
 

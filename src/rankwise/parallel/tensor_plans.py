@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -212,16 +212,18 @@ def refuse_fused(model: nn.Module, name: str, module: nn.Module) -> UsageError:
 
 
 def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
-    """Find the plan for a model: transformers' own, or one by the names of its layers.
+    """Find the plan for a model: transformers' own, and for what that does not tell of one by the names of its layers.
 
     A vocabulary that ``degree`` does not divide stays whole.
 
     Raises:
         UsageError: No layout that is known; says what was looked for.
     """
-    plan, _ = read_transformers_plan(model, degree)
-    if not plan:
-        plan = _find_families(model)
+    own, whole = read_transformers_plan(model, degree)
+    known = [*own, *(f"{part}.**" for part in whole)]
+    plan = _find_families(model, lambda name: any(matches(pattern, name) for pattern in known))
+    plan |= dict.fromkeys(_find_head_norms(model, plan), "replicate_sum")
+    if not own:
         plan |= _find_fused(model, plan)
         if not plan:
             looked_for = "; ".join(
@@ -231,9 +233,8 @@ def find_ready_plan(model: nn.Module, degree: int) -> dict[str, str]:
                 f"there is no ready plan for {type(model).__name__}: it has no tensor-parallel plan of transformers', and no nn.Linear layers of these names: {looked_for}",
                 hint='give a plan: apply_tensor_parallel(model, {"blocks.*.fc1": "colwise", "blocks.*.fc2": "rowwise"})',
             )
-        plan |= dict.fromkeys(_find_head_norms(model, plan), "replicate_sum")
         plan |= _find_vocabulary(model)
-    return _keep_whole_vocabulary(model, plan, degree)
+    return _keep_whole_vocabulary(model, own | plan, degree)
 
 
 def read_transformers_plan(model: nn.Module, degree: int) -> tuple[dict[str, str], dict[str, str]]:
@@ -266,13 +267,14 @@ def read_transformers_plan(model: nn.Module, degree: int) -> tuple[dict[str, str
     return kept, whole
 
 
-def _find_families(model: nn.Module) -> dict[str, str]:
+def _find_families(model: nn.Module, is_known: Callable[[str], bool] = lambda _: False) -> dict[str, str]:
     plan: dict[str, str] = {}
     for name, module in model.named_modules():
         for family in FAMILIES:
-            layers = [_get(module, path) for path in (*family.colwise, family.rowwise)]
-            if _fit_together(layers):
-                prefix = f"{name}." if name else ""
+            prefix, paths = f"{name}." if name else "", (*family.colwise, family.rowwise)
+            if _fit_together([_get(module, path) for path in paths]) and not any(
+                is_known(prefix + path) for path in paths
+            ):
                 plan |= {prefix + path: "colwise" for path in family.colwise}
                 plan[prefix + family.rowwise] = "rowwise"
     return plan

@@ -25,7 +25,9 @@ Outcome = Literal["ok", "refused", "timeout", "unreachable", "no route", "reset"
 #: What stands in commands and in comments of a shell is no more than that.
 HostName: TypeAlias = Annotated[str, lambda text: clean_host_name(text) == text]
 InterfaceName: TypeAlias = Annotated[str, lambda text: clean_name(text) == text]
-Address: TypeAlias = Annotated[str, lambda text: not text or is_address(text)]
+Address: TypeAlias = Annotated[str, is_address]
+#: Empty: it has none, or has not said it.
+MaybeAddress: TypeAlias = Annotated[str, lambda text: not text or is_address(text)]
 Port: TypeAlias = Annotated[int, lambda number: 0 < number < 1 << 16]
 #: A link in one direction: from which host to which.
 Way: TypeAlias = "tuple[str, str]"
@@ -59,7 +61,7 @@ class HostReport:
     """
 
     name: str
-    address: Address = ""
+    address: MaybeAddress = ""
     readings: tuple[Reading, ...] = ()
     clock_ahead_s: float | None = None
     clock_error_s: float = 0.0
@@ -67,8 +69,8 @@ class HostReport:
     node_rank: int | None = None
     num_hosts: int | None = None
     interfaces: tuple[tuple[InterfaceName, Address], ...] = ()
-    gloo_address: Address = ""
-    nccl_address: Address = ""
+    gloo_address: MaybeAddress = ""
+    nccl_address: MaybeAddress = ""
     private: tuple[Address, ...] = ()
     own_name: HostName = ""
     listening: tuple[Listening, ...] = ()
@@ -115,7 +117,7 @@ class Measure:
         latency_s: A round trip of a few bytes, the median.
         bytes_per_s: One stream, from source to target; 0 if it stalled.
         resent: Which share of the packets the kernel had to send again, 0 to 1; None where it does not tell.
-        tries: How often it was measured: what seems bad is measured again, and the best of all is told.
+        tries: How often it was measured: what seems bad is measured again, and the best of all is reported.
     """
 
     source: str

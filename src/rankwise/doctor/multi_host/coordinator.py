@@ -71,11 +71,11 @@ class Coordinator:
         """
         kind = next((wire.text(one, "do") for one in orders.values()), "")
         for peer, order in orders.items():
-            peer.answers.pop(kind, None)
+            peer.awaited, peer.answer = kind, None
             self.tell(peer, order)
 
         def list_waited() -> list[Peer]:
-            return [one for one in orders if one.is_here and kind not in one.answers]
+            return [one for one in orders if one.is_here and one.answer is None]
 
         loop = asyncio.get_running_loop()
         end_s, next_say_s = loop.time() + timeout_s * self._plan.timeout_factor, loop.time() + _FIRST_SAY_S
@@ -90,7 +90,7 @@ class Coordinator:
         for peer in waited:
             self.lose(peer, f"did not answer within {timeout_s * self._plan.timeout_factor:.0f} s ({doing})")
         self._check_own()
-        return {peer: peer.answers[kind] for peer in orders if kind in peer.answers and peer.is_here}
+        return {peer: peer.answer for peer in orders if peer.answer is not None and peer.is_here}
 
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a host arrives, answers or is lost, or until the time is over."""
@@ -224,8 +224,9 @@ class Coordinator:
         if wire.text(message, "leaves"):
             self.lose(peer, wire.one_line(wire.text(message, "leaves"), 500))
         elif wire.text(message, "answer"):
-            peer.answers[wire.text(message, "answer")] = message
-            self._changed.set()
+            if wire.text(message, "answer") == peer.awaited:  # all else may be of a stranger's making
+                peer.answer = message
+                self._changed.set()
         elif "at" in message:
             # The time there, as it answers a beat. The exchange with the shortest round trip counts.
             half_s = (self._clock.monotonic() - wire.number(message, "beat")) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 from rankwise.base.clock import Clock
@@ -26,8 +26,8 @@ class Peer:
         arrived_at: At which of our addresses it arrived.
         rival: What another coordinator calls itself, which asks whether this is it; empty for all others.
         lost: Why it is not here any more; empty while it is.
-        clock_ahead_s: By how much its clock is ahead of ours, if it has told; ``clock_error_s``: how far off that may be.
-        answers: The last answer to each kind of order.
+        clock_ahead_s: By how much its clock is ahead of ours, if it has said so; ``clock_error_s``: how far off that may be.
+        awaited: Which kind of order it has not answered, or has answered last; ``answer``: what it answered.
     """
 
     connection: Connection
@@ -42,7 +42,8 @@ class Peer:
     lost: str = ""
     clock_ahead_s: float | None = None
     clock_error_s: float = math.inf
-    answers: dict[str, Message] = field(default_factory=dict)
+    awaited: str = ""
+    answer: Message | None = None
 
     @property
     def is_here(self) -> bool:

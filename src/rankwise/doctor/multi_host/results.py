@@ -52,21 +52,21 @@ class Results:
 
     def take_opened(self, peer: Peer, message: Message) -> None:
         """Take where a host listens, and what it says of its network."""
-        told, own = from_json(HostReport, message.get("host")), self.hosts[peer.name]
-        if sum(len(one.ports) for one in told.listening) > _MOST_PORTS:
+        report, own = from_json(HostReport, message.get("host")), self.hosts[peer.name]
+        if sum(len(one.ports) for one in report.listening) > _MOST_PORTS:
             raise ValueError("it listens at too many ports")
         self.hosts[peer.name] = replace(
-            told, name=own.name, address=told.address or own.address, node_rank=own.node_rank, num_hosts=own.num_hosts, readings=(),
+            report, name=own.name, address=report.address or own.address, node_rank=own.node_rank, num_hosts=own.num_hosts, readings=(),
         )  # fmt: skip
 
     def take_links(self, peer: Peer, message: Message) -> None:
         """Take what a host has tried, and what names mean to it."""
-        told = from_json(Tried, message.get("tried"))
-        for way in [(one.source, one.target) for one in told.names] + [one.way for one in told.links]:
+        tried = from_json(Tried, message.get("tried"))
+        for way in [(one.source, one.target) for one in tried.names] + [one.way for one in tried.links]:
             self._check_way(peer, *way)
-        self._names += told.names
-        self._links += [replace(one, detail=wire.one_line(one.detail, _MOST_DETAIL)) for one in told.links]
-        for link in told.links:
+        self._names += tried.names
+        self._links += [replace(one, detail=wire.one_line(one.detail, _MOST_DETAIL)) for one in tried.links]
+        for link in tried.links:
             if link.outcome == "ok":
                 self.open_at.setdefault(link.way, (link.address, link.port))
 
