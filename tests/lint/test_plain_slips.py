@@ -150,6 +150,7 @@ T(some).train()
         "a schedule",
     ): "from torch.optim.lr_scheduler import StepLR as S\ndef f(o):\n    s = S(o, 3)\n    s.step",
     ("RW809", "no_sync"): "def f(net):\n    with net.no_sync:\n        pass",
+    ("RW809", "among numbers"): "import torch.distributed as dist\nif dist.get_rank in (0, 1):\n    print()",
     ("RW809", "compared"): "import torch.distributed as dist\nif dist.get_rank == 0:\n    print()",
     ("RW809", "not"): "from torch.distributed import is_initialized\nwhile not is_initialized:\n    pass",
     ("RW809", "under a name"): "import torch.distributed as dist\nrank = dist.get_rank\nprint(rank != 0)",
@@ -216,6 +217,9 @@ LEGAL = {
     ("RW805", "used"): _LOADER + "for e in range(3):\n    x, y = next(iter(some))\n    print(x.shape)\n    model(x)",
     ("RW805", "a dict"): "for loader in ds:\n    n = len(next(iter(loader.values())))",
     ("RW805", "a list"): "loader = [[1], [2]]\nfor e in range(3):\n    n = len(next(iter(loader)))",
+    ("RW805", "the first batch of a pass"): _LOADER
+    + "for e in range(3):\n    it = iter(some)\n    n = next(it)[0].shape[0]\n    for b in it: print(n, b)",
+    ("RW805", "iterators of what is not known"): "for e in range(3):\n    it = iter(*rest)\n    n = len(next(it)[0])",
     ("RW805", "the next batch of one pass"): _LOADER + "it = iter(some)\nfor e in range(3):\n    n = len(next(it)[0])",
     ("RW806", "two outputs"): "import torch.nn as nn\nm = nn.Linear(2, 2)\nnn.CrossEntropyLoss()(m(x), y)",
     (

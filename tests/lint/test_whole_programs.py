@@ -315,7 +315,7 @@ now = time.localtime(time.time())
 torch.save({{}}, "run_%d_%d.pt" % (now.tm_mday, now.{part}))
 """
 _DRAWS = """
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
 data = FakeData()
 loader = DataLoader(data, sampler={sampler})
 for epoch in range(9):
@@ -351,6 +351,12 @@ model = DDP(nn.Linear(4, 4).cuda())
 old, state = torch.load({file}), model.state_dict()
 state.{use}(old)
 model.load_state_dict(state)
+"""
+_ENTRY = """
+import sys
+d = {{sys.argv[1]: rank, "b": rank}}
+if d.get({key}, 0) == 0:
+    dist.barrier()
 """
 _FITTED = """
 import lightning as L
@@ -414,12 +420,18 @@ _PAIRS = {
     "a hook is known by its class": ("RW515", _GROUP + _PREPARED, {"base": "Dataset"}, {"base": "pl.LightningDataModule"}),
     "the hour is the same for all": ("RW517", "import time" + _GROUP + _DAYS, {"part": "tm_sec"}, {"part": "tm_hour"}),
     "a sampler draws from all": ("RW504", _GROUP + _MODEL + _DRAWS, {"sampler": "RandomSampler(data)"}, {"sampler": "RandomSampler(data) if world == 1 else DistributedSampler(data)"}),
+    "a sampler draws a share": ("RW504", _GROUP + _MODEL + _DRAWS, {"sampler": "RandomSampler(data)"}, {"sampler": "WeightedRandomSampler(torch.ones(8), len(data) // world)"}),
     "one rank's learning rate": ("RW410", _GROUP + _MODEL + _RATES, {"then": "if rank == 0: rates.step()"}, {"then": "if rank == 0: print(rates.step())\n    else: rates.step()"}),
     "the only optimizer": ("RW410", _GROUP + _MODEL + _RATES, {"then": "if rank == 0: rates.step()"}, {"then": "if rank == 0: torch.optim.Adam(nn.Linear(2, 2).parameters()).step()"}),
     "a loader of another library": ("RW501", _GROUP + _MODEL + _OF_PYG, {"before": ""}, {"before": _EPOCH}),
     "what is merged is loaded": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'last.pt'", "use": "get"}),
     "weights that were published": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'vgg19-dcbb9e9d.pth'", "use": "update"}),
+    "a published file by a name": ("RW605", "f = 'vgg-dcbb9e9d.pth'" + _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "f", "use": "update"}),
+    "a number of what is loaded": ("RW605", _GROUP + _MERGED, {"file": "'last.pt'", "use": "update"}, {"file": "'last.pt'", "use": "fromkeys([1]); state.update(a=1); print"}),
+    "an entry that is not known": ("RW102", _GROUP + _ENTRY, {"key": "'b'"}, {"key": "sys.argv[2]"}),
     "a stream that Lightning goes over": ("RW510", _FITTED, {"devices": "4", "data": "Lines()"}, {"devices": "4", "data": "FakeData()"}),
+    "a stream for a device": ("RW510", _FITTED, {"devices": "-1", "data": "Lines()"}, {"devices": "[0]", "data": "Lines()"}),
+    "a stream on one node": ("RW510", _FITTED, {"devices": "1, num_nodes=2", "data": "Lines()"}, {"devices": "1, num_nodes=1", "data": "Lines()"}),
     "a stream for one device": ("RW510", _FITTED, {"devices": "-1", "data": "Lines()"}, {"devices": "1", "data": "Lines()"}),
     "a bar has attributes of its own": ("RW820", _GROUP + _BAR, {"of": "Batches()"}, {"of": "tqdm(Batches())"}),
     "one device for all": ("RW203", _SEEN, {"devices": "0"}, {"devices": "0,1"}),

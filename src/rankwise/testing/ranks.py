@@ -116,7 +116,7 @@ def run_ranks(
     for rank, outcome in failed:
         text = f"{outcome.error}\n{outcome.traceback}"
         # Of those that have lost a peer each names another port, and of those that were killed another thread.
-        alike.setdefault(re.sub(r"\]:\d+|0x[0-9a-f]+", "", text), ([], text))[0].append(rank)
+        alike.setdefault(re.sub(r"\]:\d+|(?<=hread )0x[0-9a-f]+", "", text), ([], text))[0].append(rank)
     texts = [f"{name_ranks(ranks)}: {text}" for ranks, text in alike.values()]
     raise RankFailedError("\n".join(texts), rank=failed[0][0]) from failed[0][1].error
 

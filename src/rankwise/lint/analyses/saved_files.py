@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.lint.analyses.job_view import all_once, once, places, text_of
 from rankwise.lint.analyses.tensors import sources_of
-from rankwise.lint.interpreter.values import ANY, Instance, Object
+from rankwise.lint.interpreter.values import ANY, Instance, Items, Object
 from rankwise.lint.library.constructor_table import WRAPPERS
 
 if TYPE_CHECKING:
@@ -190,9 +190,10 @@ def is_model_file(use: FileUse) -> bool:
     """Whether what is read, or a part of it, is a model, or given to a model or an optimizer."""
     for call in use.place.entry.histories[0].calls:
         is_given = call.name.endswith(".load_state_dict") or call.name in WRAPPERS
-        # `state = model.state_dict(); state.update(loaded)`, to load all of it then.
-        is_given |= call.name.endswith(".update") and getattr(call.receiver.made, "name", "").endswith(".state_dict")
         values = (*call.args, *call.kwargs.values()) if is_given else [call.receiver] if call.name in _OF_MODEL else []
+        if call.name.endswith(".update") and getattr(call.receiver.made, "name", "").endswith(".state_dict"):
+            # `state = model.state_dict(); state.update(loaded)`, to load all of it then.
+            values = [one for one in call.args if not isinstance(one.thing, Items)]
         for value in values:
             if any(one.made is not None and one.made.node is use.call.node for one in sources_of(value, cuts=False)):
                 return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rankwise.lint.interpreter.values import ANY, Call, Items, Suspended, Value, mixed
 from rankwise.lint.library.names import FABRIC, PL_TRAINER
 
@@ -25,9 +27,12 @@ def whole_of(value: Value) -> Call | None:
 
 def is_of_one_device(maker: Call) -> bool:
     """Whether a call makes a Fabric or a Trainer of one device: nothing is wrapped, and there are no other ranks."""
-    devices = maker.arg(2 if maker.name == FABRIC else None, "devices")
-    is_one = devices is not None and devices.const in {1, "1"} and "num_nodes" not in maker.kwargs
-    return is_one and maker.name in {FABRIC, PL_TRAINER}
+    devices, nodes = maker.arg(2 if maker.name == FABRIC else None, "devices"), maker.arg(None, "num_nodes")
+    if maker.name not in {FABRIC, PL_TRAINER} or devices is None or (nodes is not None and nodes.const != 1):
+        return False
+    if isinstance(devices.thing, Items):  # of which devices
+        return devices.thing.is_whole and len(devices.thing.values) == 1
+    return devices.const in {1, "1"} or re.fullmatch(r"\d+,", str(devices.const)) is not None
 
 
 def is_alone(call: Call) -> bool:

@@ -232,7 +232,7 @@ class Items:
         found = (
             value
             for one, value in zip(self.keys or (), self.values, strict=False)
-            if type(one.const) is type(key) and one.const == key
+            if one.is_known and type(one.const) is type(key) and one.const == key
         )
         return next(found, None)
 

@@ -38,7 +38,7 @@ def load_without_map_location(script: Script) -> Iterator[Found]:
             or call.arg(1, "map_location") is not None
             or call.has_star
             or use.place.ranks == {0}
-            or _PUBLISHED.search(ast.unparse(use.node))
+            or _PUBLISHED.search(f"{use.path.const} {ast.unparse(use.node)}")
         ):
             continue
         if not _uses_gpus(use) or not (is_distributed(use.place.entry) or script.has_init) or not is_model_file(use):

@@ -152,7 +152,12 @@ def _effect(node: ast.expr, parent: ast.AST) -> str:
     if not isinstance(parent, ast.Compare) or len(parent.ops) != 1:
         return ""
     op, other = parent.ops[0], parent.comparators[0] if parent.left is node else parent.left
-    if isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+    if isinstance(op, (ast.In, ast.NotIn)):
+        is_numbers = isinstance(other, (ast.List, ast.Tuple, ast.Set)) and all(
+            isinstance(one, ast.Constant) for one in other.elts
+        )
+        return "the function itself is compared, not its result" if is_numbers else ""
+    if isinstance(op, (ast.Is, ast.IsNot)):
         return ""
     is_plain = isinstance(other, ast.Call) or (isinstance(other, ast.Constant) and other.value is not None)
     return "the function itself is compared, not its result" if is_plain or not isinstance(op, _EQUALS) else ""

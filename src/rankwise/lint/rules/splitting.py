@@ -97,7 +97,10 @@ def _finding(one: Pass, call: Call, node: object) -> Found | None:
     if dataset is None or makes_its_samples(dataset) or _is_stream(dataset):
         return None
     shuffle, sampler = call.arg(AT["shuffle"], "shuffle"), getattr(given(call, "sampler"), "thing", None)
-    shuffles = (shuffle is not None and shuffle.const is True) or "Random" in getattr(sampler, "kind", "")
+    kind, made = getattr(sampler, "kind", ""), getattr(sampler, "call", None)
+    if made is not None and made.arg(1 if "Weighted" in kind else 2, "num_samples") is not None:
+        return None  # it may be a rank's share
+    shuffles = (shuffle is not None and shuffle.const is True) or kind.endswith(".RandomSampler")
     if not one.syncs and not (shuffles and one.entry.is_program and is_known_data(dataset)):
         return None
     if not is_known_data(dataset) and not shuffles:

@@ -61,11 +61,15 @@ def _fitted(script: Script) -> Iterator[Found]:
     """Streams that a Trainer of Lightning's goes over, which gives samplers to other loaders only."""
     for call in script.calls_of(f"{PL_TRAINER}.fit"):
         made = getattr(call.receiver.thing, "call", None)
-        if made is None or "strategy" not in made.kwargs or made.kwargs["strategy"].const == "auto" or is_alone(call):
+        strategy = made.kwargs.get("strategy") if made is not None else None
+        if strategy is None or strategy.const in {"auto", "single_device", None} or is_alone(call):
+            continue
+        if getattr(strategy.thing, "kind", "").endswith(".SingleDeviceStrategy"):
             continue
         for loader in (one for value in (*call.args, *call.kwargs.values()) for one in loaders_in(value)):
             dataset = given(loader.call, "dataset") if loader.call is not None else None
-            if dataset is not None and (what := _same_everywhere(dataset)) is not None:
+            splits = loader.call is None or loader.call.arg(None, "worker_init_fn") is not None
+            if dataset is not None and not splits and (what := _same_everywhere(dataset)) is not None:
                 message = f"each rank gets all samples of {what[0]}: Lightning splits no streams between the ranks"
                 yield Found(call.node, message, what[1], severity="warning")
 

@@ -19,6 +19,7 @@ from rankwise.lint.rule import rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rankwise.lint.analyses.job_view import Place
     from rankwise.lint.interpreter.values import Call, UserClass, Value
     from rankwise.lint.script import Script
 
@@ -28,13 +29,14 @@ def batch_thrown_away(script: Script) -> Iterator[Found]:
     for place in once(places(script, "builtins.next", f"{LOADER}.__next__", anywhere=True)):
         call, scopes = place.last, scopes_of(place.last.module.tree)
         loaders = loaders_in(call.args[0] if call.args else call.receiver)
-        earlier = (one for one in place.entry.histories[-1].calls[: call.index] if one.name == "builtins.iter")
-        begun = next((one for one in earlier if one.loops == call.loops and loaders_in(one.args[0]) == loaders), None)
-        node = node_in(script, call) if loaders and call.loops and begun is not None else None
+        begun = next((one for one in _iterators_before(place) if loaders_in(one.args[0]) == loaders), None)
+        if not loaders or begun is None or not call.loops or begun.loops != call.loops:
+            continue
+        node = node_in(script, call)
         if (
             node is not None
-            and begun is not None
-            and isinstance(call.node, ast.expr)
+            and isinstance(call.node, ast.Call)
+            and _reads_alone(scopes, call.node)
             and _only_sized(scopes, call.node)
         ):
             text = text_of(begun.arg_node(0))
@@ -43,6 +45,24 @@ def batch_thrown_away(script: Script) -> Iterator[Found]:
                 f"next(iter({text})) starts the loader's workers and discards a batch each time, only to read a size",
                 f"read `{text}.batch_size`, or read the size of the batch inside the loop over `{text}`",
             )
+
+
+def _iterators_before(place: Place) -> Iterator[Call]:
+    """What the rank of a place has begun to go over before, the latest first."""
+    index = place.last.index
+    for history in place.entry.histories:
+        if history.calls[index : index + 1] == [place.last]:
+            return (one for one in reversed(history.calls[:index]) if one.name == "builtins.iter" and one.args)
+    return iter(())
+
+
+def _reads_alone(scopes: Scopes, call: ast.Call) -> bool:
+    """Whether nothing else reads the iterator whose first batch a call takes."""
+    taken = call.args[0] if call.args else getattr(call.func, "value", None)
+    if not isinstance(taken, ast.Name):
+        return True
+    owner = scopes.owner(taken.id, scopes.scope(taken))
+    return sum(one.id == taken.id and scopes.owner(one.id, at) is owner for one, at in scopes.loads) == 1
 
 
 def _only_sized(scopes: Scopes, call: ast.expr) -> bool:
