@@ -185,3 +185,20 @@ def test_modules_of_torch_are_left_whole_unless_the_script_has_put_something_the
     held_by = {"torch", "torch.optim", "torch.replaced", "torch.table", "torch.row", "torch.distributed", "other"}
     gone = {*put, "what stands in a list", *held_by}
     assert set(done.stdout.splitlines()) == {"torch.nn is torch.nn", *(f"{name} is taken apart" for name in gone)}
+
+
+def test_what_torchs_packages_load_later_is_known_and_what_others_put_beside_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """numpy.random belongs to numpy's folder; nvidia.dali stands in a folder that NVIDIA's packages for torch share."""
+    monkeypatch.setattr(sys, "path", ["/v/site", "/v/site-packages", ""])
+    loaded = {
+        "/v/site/numpy/core.so",
+        "/v/site/nvidia/cublas/lib/cublas.so",
+        "/usr/lib/libm.so.6",
+        "/v/site-packages/own.so",
+    }
+    known = freezing._find_torchs(loaded)
+    assert set(known) == {"/v/site/numpy/", "/v/site/nvidia/cublas/", "/usr/lib/libm.so.6"}
+    assert "/v/site/numpy/random/mt19937.so".startswith(known)
+    assert not "/v/site/nvidia/dali/dali.so".startswith(known)

@@ -25,6 +25,8 @@ from typing import Any
 _KNOWN = ("triton", "nanobind")
 #: What torch's import brings; its plug-ins for other devices, which it imports too, lie elsewhere.
 _TORCHS = ("torch", "functorch", "numpy", "triton", "nvidia", "cuda")
+#: Folders that packages of others have parts in, too (nvidia.dali).
+_SHARED = ("nvidia", "cuda")
 #: Whose modules are left whole at exit; not ``torch.distributed``'s, which hold a script's process groups.
 _LEFT_WHOLE = {"torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "networkx"}
 #: Libraries in each process, or what is compiled in, may write at the very end what they have measured.
@@ -201,12 +203,13 @@ def _can_tell_changes() -> bool:
 
 def _find_torchs(libraries: set[str]) -> tuple[str, ...]:
     """Return the folders of torch's packages, which may load more later (numpy.random), and the system's libraries; none of another package."""
-    found = set()
+    found, folders = set(), [os.path.realpath(folder) for folder in sys.path if folder]
     for library in libraries:
-        inside = [library[len(folder) + 1 :] for folder in sys.path if library.startswith(f"{folder}/")]
-        name, slash, rest = min(inside, key=len, default="").partition("/")
-        if not name or name.partition(".")[0] in _TORCHS:
-            found.add(library.removesuffix(rest) if slash else library)
+        inside = [library[len(folder) + 1 :] for folder in folders if library.startswith(f"{folder}/")]
+        parts = min(inside, key=len, default="").split("/")
+        if not parts[0] or parts[0].partition(".")[0] in _TORCHS:
+            rest = "/".join(parts[2 if parts[0] in _SHARED else 1 :])
+            found.add(library.removesuffix(rest))
     return tuple(found)
 
 
