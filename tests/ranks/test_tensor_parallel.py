@@ -457,6 +457,8 @@ def test_what_is_not_known_of_a_plan_stays_whole() -> None:
         "moe.fc1": "colwise", "moe.fc2": "rowwise",
     }  # fmt: skip
     model.more = mlp()  # of this it does not tell
+    model.gated = attention().attn  # nor of this, whose gate would meet a part of the heads
+    model.gated.gate = nn.Linear(WIDTH, WIDTH)
     rest = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise", "moe.fc1": "colwise", "moe.fc2": "rowwise"}
     kept, whole = read_transformers_plan(model, 2)
     assert kept == rest

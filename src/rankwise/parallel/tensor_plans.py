@@ -268,16 +268,28 @@ def read_transformers_plan(model: nn.Module, degree: int) -> tuple[dict[str, str
 
 
 def _find_families(model: nn.Module, is_known: Callable[[str], bool] = lambda _: False) -> dict[str, str]:
-    plan: dict[str, str] = {}
+    found: list[dict[str, str]] = []
     for name, module in model.named_modules():
         for family in FAMILIES:
             prefix, paths = f"{name}." if name else "", (*family.colwise, family.rowwise)
-            if _fit_together([_get(module, path) for path in paths]) and not any(
-                is_known(prefix + path) for path in paths
-            ):
-                plan |= {prefix + path: "colwise" for path in family.colwise}
-                plan[prefix + family.rowwise] = "rowwise"
+            if _fit_together([_get(module, path) for path in paths]):
+                words = dict.fromkeys((prefix + path for path in paths), "colwise")
+                found.append({**words, prefix + family.rowwise: "rowwise"})
+    of_families = {name for words in found for name in words}
+    plan: dict[str, str] = {}
+    for words in found:
+        # Beside query, key and value, a linear layer of no family would meet a part of the heads: a gate of attention.
+        beside = (layer for name in words for layer in _list_linears(model, name.rpartition(".")[0]))
+        is_attention = len(words) == 4
+        if not any(map(is_known, words)) and (not is_attention or of_families.issuperset(beside)):
+            plan |= words
     return plan
+
+
+def _list_linears(model: nn.Module, parent: str) -> Iterator[str]:
+    for own, child in model.get_submodule(parent).named_children():
+        if count_features(child) is not None:
+            yield f"{parent}.{own}" if parent else own
 
 
 def _fit_together(layers: Sequence[nn.Module | None]) -> bool:
