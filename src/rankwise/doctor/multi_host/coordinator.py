@@ -70,9 +70,13 @@ class Coordinator:
         then. OwnHostLostError: our own host is lost.
         """
         kind = next((wire.text(one, "do") for one in orders.values()), "")
+        # The order to try all links is long, and the same for all hosts: it is encoded once.
+        last, line = None, b""
         for peer, order in orders.items():
+            if order is not last:
+                last, line = order, wire.encode(order)
             peer.awaited, peer.answer = kind, None
-            self.tell(peer, order)
+            self.tell(peer, line)
 
         def list_waited() -> list[Peer]:
             return [one for one in orders if one.is_here and one.answer is None]
@@ -99,8 +103,8 @@ class Coordinator:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), max(0.0, timeout_s))
 
-    def tell(self, peer: Peer, message: Message) -> None:
-        """Send a message to a host."""
+    def tell(self, peer: Peer, message: Message | bytes) -> None:
+        """Send a message, or the line of one, to a host."""
         if peer.is_here:
             peer.connection.send(message)
 

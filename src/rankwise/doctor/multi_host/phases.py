@@ -6,13 +6,13 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeAlias, final
+from typing import TypeAlias, cast, final
 
 from rankwise.doctor.examine import BOUND_S, collect_facts, compare_hosts
 from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host.all_reduce import find_obstacle, plan_reduce, read_reduce
-from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport, Way
+from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport, HostReport, Way
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.multi_host.coordinator_client import find_rival
 from rankwise.doctor.multi_host.judging import judge
@@ -113,8 +113,8 @@ class Phases:
     async def _run_phases(self) -> None:
         await self._open()
         bound_s = _CONNECT_S + _CONNECT_S_PER_HOST * len(self._numbered)
-        known = [to_json(self._found.hosts[one.name]) for one in self._coordinator.here()]
-        order: Message = {"do": "connect", "hosts": known}
+        known = [self._found.hosts[one.name] for one in self._coordinator.here()]
+        order: Message = {"do": "connect", "hosts": [_drop_defaults(one) for one in known]}
         orders = dict.fromkeys(self._coordinator.here(), order)
         await self._take(orders, bound_s, "trying all links", self._found.take_links)
         bounds = [BOUND_S[one.speed] for one in self._probes] + [BOUND_S["slow"]] * self._plan.all_reduce
@@ -204,6 +204,11 @@ class Phases:
             except ValueError as error:
                 why = f"{INVALID_ANSWER} ({error}): it is not a doctor of this version"
                 self._coordinator.lose(peer, why)
+
+
+def _drop_defaults(report: HostReport) -> Message:
+    """Return a host's report without what is not known of it: all hosts are sent that of each."""
+    return {key: value for key, value in cast("Message", to_json(report)).items() if value not in (None, "", [])}
 
 
 def _trim(found: ClusterReport, name: str) -> ClusterReport:

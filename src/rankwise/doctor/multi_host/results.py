@@ -16,7 +16,7 @@ from rankwise.doctor.probe import Reading
 
 Claims: TypeAlias = Sequence[tuple[str, str, int]]
 #: A host has no more of these than that: a stranger could name thousands, and all others would try them.
-_MOST_PORTS, _MOST_READINGS = 64, 4096
+_MOST_PORTS, _MOST_INTERFACES, _MOST_READINGS = 64, 4096, 4096
 _MOST_DETAIL, _MOST_FIX = 300, 8000
 _CLASS, _PROBE = re.compile(r"[A-Z]\d{1,3}"), re.compile(r"[a-z0-9-]{1,60}")
 
@@ -56,7 +56,8 @@ class Results:
         if sum(len(one.ports) for one in report.listening) > _MOST_PORTS:
             raise ValueError("it listens at too many ports")
         self.hosts[peer.name] = replace(
-            report, name=own.name, address=report.address or own.address, node_rank=own.node_rank, num_hosts=own.num_hosts, readings=(),
+            report, name=own.name, address=report.address or own.address, node_rank=own.node_rank, num_hosts=own.num_hosts, readings=(), lost="",
+            clock_ahead_s=None, clock_error_s=0.0, interfaces=report.interfaces[:_MOST_INTERFACES], private=report.private[:_MOST_INTERFACES],
         )  # fmt: skip
 
     def take_links(self, peer: Peer, message: Message) -> None:
