@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from doctor.test_judge_hosts import bad, make_set, ways
+from network_hosts import ask
+from rankwise.doctor.host import ProgramResult
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host import cluster_report
 from rankwise.doctor.multi_host.blaming import find_blames
 from rankwise.doctor.multi_host.cluster_report import NameLookup
+from rankwise.doctor.multi_host.judging_links import judge_links
 from rankwise.doctor.probe import ok
 from rankwise.doctor.units import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rankwise.doctor.multi_host.cluster_report import ClusterReport
 
@@ -121,7 +125,10 @@ def test_each_side_that_may_drop_is_told(count: int, shut: Callable[[Any], bool]
     ("program", "command"),
     [
         ("ufw", "sudo ufw allow from 10.0.0.0/24 proto tcp"),
-        ("firewalld", "sudo firewall-cmd --zone=trusted --add-source=10.0.0.0/24"),
+        (
+            "firewalld",
+            "sudo firewall-cmd --permanent --zone=trusted --add-source=10.0.0.0/24\nsudo firewall-cmd --reload",
+        ),
         ("", "sudo nft list ruleset; sudo iptables-save  # shows its rules"),
     ],
 )
@@ -131,7 +138,35 @@ def test_a_firewall_with_a_short_command_has_it_printed(program: str, command: s
     seen = (ok("running", program=program).of("firewall", "h2"),)
     hosts = tuple(replace(one, readings=seen) if one.name == "h2" else one for one in found.hosts)
     (told,) = bad(replace(found, hosts=hosts))
-    assert told.fix.splitlines()[-1] == command
+    assert told.fix.splitlines()[2:] == command.splitlines()
+
+
+@pytest.mark.parametrize(("net", "sources"), [("10.0.0", ["10.0.0.0/24"]), ("8.8.8", ["8.8.8.1", "8.8.8.2"])])
+def test_who_may_not_read_the_rules_is_told_the_command(tmp_path: Path, net: str, sources: list[str]) -> None:
+    """The probe knows the firewall without root, and the judge opens it: for a private network, and of public addresses for the hosts alone."""
+    refused = ProgramResult(code=4, err="Permission denied (you must be root)")
+    (seen,) = ask("firewall", tmp_path, programs={"iptables-save": refused, "ufw status": "Status: active\n"})
+    assert seen.verdict == "skipped"
+    found = make_set(3, outcome=lambda way: "timeout" if way[1] == 2 else "ok")
+    hosts = tuple(
+        replace(one, address=f"{net}.{n}", gloo_address=f"{net}.{n}", readings=(seen.of("firewall", one.name),)) for n, one in enumerate(found.hosts, 1)
+    )  # fmt: skip
+    links = tuple(replace(one, address=hosts[int(one.target[1:])].address) for one in found.links)
+    (told,) = bad(replace(found, hosts=hosts, links=links))
+    assert told.fix.splitlines()[2:] == [f"sudo ufw allow from {one} proto tcp" for one in sources]
+
+
+def test_ways_that_nobody_tried_are_not_open() -> None:
+    """A host that has said nothing of its ways, or not of all, is named, and not counted among those that reach the others."""
+    found = make_set(3)
+    assert [one.what for one in judge_links(found)] == ["all 6 connections between 3 hosts open"]
+    for links in (found.links[:4], found.links[:5]):
+        told = [(one.verdict, one.what) for one in judge_links(replace(found, links=links))]
+        assert told == [("ok", f"{len(links)} connections between 3 hosts open"), ("skipped", "h2 could not try all links")]  # fmt: skip
+    lost = tuple(replace(one, lost="gone") if one.name == "h2" else one for one in found.hosts)
+    assert [one.what for one in judge_links(replace(found, hosts=lost))] == ["all 2 connections between 2 hosts open"]
+    none = [one.what for one in judge_links(replace(found, links=()))]
+    assert none == ["h0, h1, h2 could not try all links"]
 
 
 def test_addresses_of_containers_pass_through_json() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from typing import Literal, TypeAlias
 
 from rankwise.doctor.multi_host.blaming import Blame, find_blames
@@ -32,7 +33,10 @@ _WHY_ELSEWHERE = _WHY | {
     "'Network is unreachable', or a hang"
 }
 #: By the firewall that the host's own probe has found.
-_LET_IN = {"ufw": "sudo ufw allow from {} proto tcp", "firewalld": "sudo firewall-cmd --zone=trusted --add-source={}"}
+_LET_IN = {
+    "ufw": "sudo ufw allow from {} proto tcp",
+    "firewalld": "sudo firewall-cmd --permanent --zone=trusted --add-source={}",
+}
 _SHOW_RULES = "sudo nft list ruleset; sudo iptables-save  # shows its rules"
 Reports: TypeAlias = dict[str, HostReport]
 Links: TypeAlias = dict[Way, Link]
@@ -47,13 +51,17 @@ def judge_links(found: ClusterReport) -> Iterator[Reading]:
         tried = [one for one in links if one.plane == plane and one.outcome != "not tried"]
         found_bad += _judge_plane(plane, {one.way: one for one in tried}, reports)
     yield from found_bad
-    if links and not found_bad:
+    # Gloo connects all hosts: a way of which nobody has said anything is not open.
+    told = {one.way for one in links if one.plane == "gloo"}
+    untold = {*permutations((name for name, one in reports.items() if not one.lost), 2)} - told
+    untried = {source: f"it has not said how it reaches {target}" for source, target in sorted(untold, reverse=True)}
+    untried |= {one.source: one.detail for one in reversed(links) if one.outcome == "not tried"}
+    num_open = sum(one.outcome == "ok" for one in links)
+    if num_open and not found_bad:
         hosts = {one.source for one in links} | {one.target for one in links}
-        yield ok(f"all {len(links)} connections between {len(hosts)} hosts open")
-    untried = sorted({one.source for one in links if one.outcome == "not tried"})
+        yield ok(f"{'' if untried else 'all '}{num_open} connections between {len(hosts)} hosts open")
     if untried:
-        detail = next(one.detail for one in links if one.outcome == "not tried")
-        yield skipped(f"{', '.join(untried)} could not try all links", detail)
+        yield skipped(f"{', '.join(sorted(untried))} could not try all links", untried[min(untried)])
 
 
 def _judge_families(reports: Reports) -> Iterator[Reading]:
@@ -235,18 +243,23 @@ def _suggest(plane: Plane, blame: Blame, fixed: Sequence[HostReport], reports: R
 def _open(side: Side, name: str, reports: Reports) -> str:
     """Return how TCP is let into a host, or out of it: with the command where its firewall has a short one."""
     ends = [one.address for one in reports.values() if one.name != name and is_address(one.address)]
-    nets = {
-        str(ipaddress.ip_network(f"{one.partition('%')[0]}/{64 if ':' in one else 24}", strict=False)) for one in ends
-    }
+    nets = sorted(set(map(_find_net, ends)))
     facts = (one.facts for one in reports[name].readings if one.probe == "firewall")
     program = next((fact.get("program") for fact in facts), "") if side == "in" else ""
-    commands = [command.format(net) for net in sorted(nets) if (command := _LET_IN.get(str(program)))]
-    way = f"{'in from' if side == 'in' else 'out to'} {', '.join(sorted(nets))}"
+    commands = [command.format(net) for net in nets if (command := _LET_IN.get(str(program)))]
+    commands += ["sudo firewall-cmd --reload"] * (program == "firewalld" and bool(nets))
+    way = f"{'in from' if side == 'in' else 'out to'} {', '.join(nets)}"
     return on_host(
         name,
         f"# let TCP {way}, at all ports, in its firewall or the cloud's security group",
         *(commands or [_SHOW_RULES]),
     )
+
+
+def _find_net(address: str) -> str:
+    """Return the network of an address, as far as it is our own; of a public one's neighbours nobody knows whose they are."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return str(ipaddress.ip_network(f"{ip}/{64 if ip.version == 6 else 24}", strict=False) if ip.is_private else ip)
 
 
 def _report_stalled(blame: Blame, reports: Reports) -> Reading:
@@ -273,9 +286,8 @@ def _report_nowhere(plane: Plane, lost: Sequence[Link]) -> Iterator[Reading]:
     for source, links in by_source.items():
         targets = join_names([f"{one.target} ({one.address})" for one in links])
         address = links[0].address
-        net = ipaddress.ip_network(f"{address.partition('%')[0]}/{64 if ':' in address else 24}", strict=False)
         lines = [f"# on {source}: which way should it be?", f"ip route get {address}; ip addr; ip route"]
-        lines.append(f"# then, with the gateway that leads there: sudo ip route add {net} via GATEWAY")
+        lines.append(f"# then, with the gateway that leads there: sudo ip route add {_find_net(address)} via GATEWAY")
         why = "its ranks fail at init_process_group or in their first collective: 'connectFullMesh failed', 'Network is unreachable'"
         yield fail(
             f"{source} has no route to {targets}: {links[0].detail}", _WHY[plane] if plane == "nccl" else why, "\n".join(lines),

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rankwise.doctor.host import Host
 from rankwise.doctor.network.interfaces import find_master
-from rankwise.doctor.probe import Probe, Reading, ok, skipped
+from rankwise.doctor.probe import Probe, Reading, ok
 from rankwise.doctor.probes.ports import read_range
 
 _MOST_RULES = 4
@@ -29,7 +29,7 @@ def look(host: Host) -> Iterator[Reading]:
     if not any(ran.is_good for ran in asked):
         is_refused = any(re.search("permi|root", ran.err) for ran in asked)
         why = "only root may read the rules" if is_refused else "; ".join(ran.failure for ran in asked)
-        yield skipped(f"the firewall's rules ({shown})", why)
+        yield Reading("skipped", f"the firewall's rules ({shown})", why, facts={"program": program})
         return
     port = find_master(host)[1]
     if port:
