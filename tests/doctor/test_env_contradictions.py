@@ -164,8 +164,21 @@ def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, 
     ("addr", "port", "fix"),
     [
         ("foo:123", "", "export MASTER_ADDR=foo MASTER_PORT=123  # a port belongs in MASTER_PORT"),
-        ("tcp://foo:123/", "123", "export MASTER_ADDR=foo MASTER_PORT=123  # a port belongs in MASTER_PORT"),
-        ("[fd00::1]:123", "123", "export MASTER_ADDR=fd00::1 MASTER_PORT=123  # a port belongs in MASTER_PORT"),
+        ("foo:123", "123", "export MASTER_ADDR=foo  # its port is in MASTER_PORT"),
+        (
+            "foo:123",
+            "9",
+            "export MASTER_ADDR=foo  # MASTER_PORT is 9; if 123 is meant: export MASTER_PORT=123",
+        ),
+        ("foo:99999", "", "export MASTER_ADDR=foo"),
+        ("foo:65535", "", "export MASTER_ADDR=foo MASTER_PORT=65535  # a port belongs in MASTER_PORT"),
+        ("foo:65536", "", "export MASTER_ADDR=foo"),
+        (f"foo:{'9' * 5000}", "", "export MASTER_ADDR=foo"),
+        ("foo:", "", "export MASTER_ADDR=foo"),
+        ("tcp://foo:123/", "123", "export MASTER_ADDR=foo  # its port is in MASTER_PORT"),
+        ("[fd00::1]:123", "123", "export MASTER_ADDR=fd00::1  # its port is in MASTER_PORT"),
+        ("foo:123\r", "123", "export MASTER_ADDR=foo  # its port is in MASTER_PORT"),
+        ("fd00::1:29500", "29500", "export MASTER_ADDR=fd00::1  # its port is in MASTER_PORT"),
         ("foo:123\r", "", "export MASTER_ADDR=foo MASTER_PORT=123  # a port belongs in MASTER_PORT"),
         (" fd00::1", "", "export MASTER_ADDR=fd00::1"),
         ("fd00::1:29500", "", "export MASTER_ADDR=fd00::1 MASTER_PORT=29500  # a port belongs in MASTER_PORT"),
@@ -176,7 +189,7 @@ def test_gpus_matter_where_ranks_take_them(backend: str, has_gpus: bool | None, 
     ],
 )
 def test_an_address_is_cleared_of_what_is_none(addr: str, port: str, fix: str) -> None:
-    """What stands beside the host's name is taken away, and its port goes where ports belong."""
+    """What stands beside the host's name is taken away, and its port goes where ports belong, unless one is there already."""
     told = find_contradictions({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": addr, "MASTER_PORT": port})
     assert next(one for one in told if one.class_id == "I3").fix == fix
 

@@ -221,7 +221,7 @@ def explain_failure(host: Host, plan: Plan, error: Exception) -> JoinError:
 def _report_no_address(name: str, waited: str) -> JoinError:
     mistake = find_mistake(name)
     if mistake is not None:
-        return JoinError(f"the rendezvous address {mistake.what}", write_remedy(mistake), "I3")
+        return JoinError(f"the rendezvous address {mistake.what}", write_remedy(mistake, None), "I3")
     fix = f"getent hosts {shlex.quote(name)}  # must print an address; else pass one instead of the name, or add it to /etc/hosts"
     return JoinError(f"{name}, the rendezvous address, has no address here ({waited})", fix, "I3")
 

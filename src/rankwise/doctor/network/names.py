@@ -70,22 +70,28 @@ def find_mistake(text: str) -> AddressMistake | None:
         return None
     bare, port = text.strip(), None
     if not _is_host(bare):
-        found = re.fullmatch(r"(?:\w+://)?\[?([\w.:-]+?)\]?(?::(\d{1,5}))?/?", bare, re.ASCII)
-        bare, port = (found[1], found[2]) if found else ("", None)
+        found = re.fullmatch(r"(?:\w+://)?\[?([\w.:-]+?)\]?(?::(\d*))?/?", bare, re.ASCII)
+        bare, port = (found[1], int((found[2] or "").lstrip("0")[:6] or 0)) if found else ("", None)
     host = bare if _is_host(bare) else ""
     # Nobody sees a blank at an end.
     shown = text if text.isprintable() and " " not in text else repr(text)
     says = "is more than the name of a host" if host else "is not a host name"
-    return AddressMistake(what=f"{shown} {says}", host=host, port=int(port) if port else None)
+    return AddressMistake(what=f"{shown} {says}", host=host, port=port if port and port < 1 << 16 else None)
 
 
 def _is_host(text: str) -> bool:
     return is_address(text) or re.fullmatch(r"[\w.][\w.-]*", text) is not None
 
 
-def write_remedy(mistake: AddressMistake) -> str:
-    """Return the command that sets MASTER_ADDR right, and MASTER_PORT where the port stood in the address."""
+def write_remedy(mistake: AddressMistake, port: int | None) -> str:
+    """Return the command that sets MASTER_ADDR right, and MASTER_PORT (which is ``port`` now) where the port stood in the address alone."""
     if not mistake.host:
         return "export MASTER_ADDR=…  # the name or an address of the first host"
     command = f"export MASTER_ADDR={mistake.host}"
-    return f"{command} MASTER_PORT={mistake.port}  # a port belongs in MASTER_PORT" if mistake.port else command
+    if mistake.port is None:
+        return command
+    if port is None:
+        return f"{command} MASTER_PORT={mistake.port}  # a port belongs in MASTER_PORT"
+    if port == mistake.port:
+        return f"{command}  # its port is in MASTER_PORT"
+    return f"{command}  # MASTER_PORT is {port}; if {mistake.port} is meant: export MASTER_PORT={mistake.port}"

@@ -57,7 +57,7 @@ def _find_mistake(host: Host) -> Reading | None:
     if mistake is None:
         return None
     return fail(
-        f"the master's address {mistake.what}", _WHY_LOST, write_remedy(mistake), "I3"
+        f"the master's address {mistake.what}", _WHY_LOST, write_remedy(mistake, find_master(host)[1]), "I3"
     )  # fmt: skip
 
 

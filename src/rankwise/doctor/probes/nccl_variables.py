@@ -14,6 +14,7 @@ never shown.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -136,11 +137,11 @@ def _find_wrong_number(value: str, form: Variable) -> tuple[str, str]:
 def _correct(name: str, one: Setting) -> str:
     if one.source:
         return f"# take {name} out of {one.source}"
-    bare = one.value.strip().strip("'\"")
-    if one.value[0] in "'\"":
-        return f"export {name}={bare}"
-    form = find(name)
-    return f"unset {name}" + "  # or a whole number" * (form is not None and form.kind == "number")
+    bare, form = one.value.strip().strip("'\""), find(name)
+    is_number = form is not None and form.kind == "number"
+    if one.value[0] in "'\"" and bare and not (form and is_number and _find_wrong_number(bare, form)[0]):
+        return f"export {name}={shlex.quote(bare)}"
+    return f"unset {name}" + "  # or a whole number" * is_number
 
 
 def _judge_devices(host: Host, settings: Settings) -> Iterator[Reading]:

@@ -144,7 +144,7 @@ def _check_address(env: Mapping[str, str]) -> Iterator[Reading]:
     is_rank = try_read(read_identity, env) is not None and (place is None or place.is_rank_too)
     yield Reading(
         "fail" if is_rank else "warn", f"MASTER_ADDR={mistake.what}",
-        "no host has such a name: `The client socket has timed out`, with no mention of the name", write_remedy(mistake), "I3"
+        "no host has such a name: `The client socket has timed out`, with no mention of the name", write_remedy(mistake, number(env, "MASTER_PORT")), "I3"
     )  # fmt: skip
 
 
