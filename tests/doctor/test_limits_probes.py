@@ -119,6 +119,27 @@ def test_a_hard_limit_is_raised_where_it_is_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("users", "says"),
+    [
+        ({}, "ulimit -n 65536  # root"),
+        ({"/proc/self/uid_map": "         0          0 4294967295\n"}, "ulimit -n 65536  # root"),
+        ({"/proc/self/uid_map": "         0       1000          1\n"}, "# ulimit -n can't go beyond the hard limit"),
+    ],
+    ids=["root", "root of all users", "root of a user namespace"],
+)
+def test_root_may_go_beyond_a_hard_limit(tmp_path: Path, users: dict[str, str], says: str) -> None:
+    """With CAP_SYS_RESOURCE the shell raises it, and nothing else is told; root of a user namespace has it in name only."""
+    low = LIMITS.replace("1024                 1048576 ", "256                  256     ").replace("Max file size             unlimited            unlimited ", "Max file size             1048576              1048576   ")  # fmt: skip
+    status = STATUS.replace("CapEff:\t0000000000000000", "CapEff:\t0000000001000000")
+    told = look(
+        limits.PROBE, make_host(tmp_path, files={"/proc/self/limits": low, "/proc/self/status": status, **users})
+    )
+    assert [one.what for one in told] == ["a process may open 256 files", "a process may write files of 1 MiB"]
+    assert told[0].fix.startswith(says)
+    assert told[1].fix.startswith(says.replace("-n", "-f").replace("65536", "unlimited"))
+
+
+@pytest.mark.parametrize(
     ("name", "soft", "hard", "fix"),
     [
         ("Max processes", "20", "4096", 'ulimit -u "$(ulimit -Hu)"'),

@@ -57,7 +57,7 @@ def test_a_full_one_is_looked_at_before_it_is_enlarged(tmp_path: Path, monkeypat
     [
         ({}, {}, "sudo mount -o remount,size=16g /dev/shm"), ({}, {"SLURM_JOB_ID": "7"}, "sudo mount -o remount,size=16g /dev/shm"),
         ({"/.dockerenv": ""}, {}, "docker run --shm-size=16g …"), ({"/run/.containerenv": ""}, {}, "docker run --shm-size=16g …"),
-        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "docker run --shm-size=16g …  # or --ipc=host; in Kubernetes a volume at /dev/shm, emptyDir: {medium: Memory"),
+        ({"/.dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory"),
         ({"/.singularity.d/actions/run": ""}, {}, "docker run --shm-size"), ({}, {"APPTAINER_CONTAINER": "/x.sif"}, "docker run --shm-size"),
     ],
 )  # fmt: skip
@@ -94,7 +94,7 @@ _GROUP = {
         (64, 64, {"/proc/meminfo": _tell_memory(1)}, "warn", "sudo mount -o remount,size=512m /dev/shm"),
         (64, 64, {"/proc/meminfo": _tell_memory(7), "/.dockerenv": ""}, "warn", "docker run --shm-size=3g …"),
         (64, 64, {"/proc/meminfo": _tell_memory(500), "/.dockerenv": "", **_GROUP}, "warn", "docker run --shm-size=1g …"),
-        (64, 64, {"/proc/meminfo": _tell_memory(1), "/var/run/secrets/kubernetes.io/x": ""}, "warn", "docker run --shm-size=512m …  # or --ipc=host; in Kubernetes a volume at /dev/shm, emptyDir: {medium: Memory, sizeLimit: 512Mi}"),
+        (64, 64, {"/proc/meminfo": _tell_memory(1), "/var/run/secrets/kubernetes.io/x": ""}, "warn", "# a volume at /dev/shm in the pod's spec: emptyDir: {medium: Memory, sizeLimit: 512Mi}"),
         (500, 400, {"/proc/meminfo": _tell_memory(500)}, "warn", "sudo mount -o remount,size=16g /dev/shm"),
     ],
     ids=["a small host as it comes", "full", "small", "container", "container with a limit", "pod", "large"],

@@ -16,7 +16,7 @@ from fake_hosts import look, make_host
 from rankwise.doctor.examine import collect_facts, compare_hosts
 from rankwise.doctor.host import Host, JobShape
 from rankwise.doctor.probes import checkpoint_folder, disk_space
-from rankwise.doctor.storage import folder_trial
+from rankwise.doctor.storage import folder_trial, mounts
 from rankwise.doctor.storage.folder_trial import Trial, try_folder
 from rankwise.doctor.storage.mounts import Mount, find_absolute, find_existing, find_mount
 
@@ -221,6 +221,16 @@ def test_a_link_that_leads_to_nothing(tmp_path: Path, below: str) -> None:
     assert str(link) not in " ".join(one.what for one in look(disk_space.PROBE, host))
     place.mkdir()
     assert "fail" not in [one.verdict for one in look(checkpoint_folder.PROBE, host)]
+
+
+def test_a_link_whose_target_is_there_in_the_meantime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is mounted between two looks is no mistake: the folder is tried as if it had been there from the start."""
+    link = tmp_path / "ck"
+    link.symlink_to(tmp_path)
+    monkeypatch.setattr(mounts, "find_dangling", lambda *_: str(link))
+    told = look(checkpoint_folder.PROBE, Host(job=JobShape(checkpoints=link)))
+    assert "fail" not in [one.verdict for one in told]
+    assert "written at" in told[-1].what
 
 
 @needs_root

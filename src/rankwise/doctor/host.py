@@ -184,9 +184,14 @@ class Host:
     @property
     def is_container(self) -> bool:
         """Whether this is a container, as far as it tells."""
-        names = {"KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}
-        signs = ("/var/run/secrets/kubernetes.io", "/.singularity.d", "/run/.containerenv", "/.dockerenv")
-        return bool(names & {*self.env}) or any(map(self.has, signs))
+        names = {"APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"}
+        signs = ("/.singularity.d", "/run/.containerenv", "/.dockerenv")
+        return self.is_pod or bool(names & {*self.env}) or any(map(self.has, signs))
+
+    @property
+    def is_pod(self) -> bool:
+        """Whether this is a container of Kubernetes, as far as it tells."""
+        return "KUBERNETES_SERVICE_HOST" in self.env or self.has("/var/run/secrets/kubernetes.io")
 
     def may_write(self, path: str) -> bool:
         """Return whether we may put files into a folder, by its rights and by how its file system is mounted; nothing is written."""

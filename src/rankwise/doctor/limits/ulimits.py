@@ -10,7 +10,7 @@ from typing import final
 
 from rankwise.doctor.host import Host
 
-_MANY_FILES = 65536
+_CAP_SYS_RESOURCE, _MANY_FILES = 24, 65536
 #: By the name in /proc/self/limits: the shell's option, and the name for PAM, Docker and, in capitals, systemd.
 _NAMES = {
     "Max open files": ("n", "nofile"),
@@ -41,7 +41,7 @@ def read_limits(text: str) -> dict[str, Limit]:
     return found
 
 
-def raise_limit(limits: Mapping[str, Limit], name: str, *, least: float = math.inf) -> str:
+def raise_limit(host: Host, limits: Mapping[str, Limit], name: str, *, least: float = math.inf) -> str:
     """Return what raises a limit of /proc/self/limits to ``least``, or away, for a fix."""
     option, word = _NAMES[name]
     hard = limits.get(name, Limit()).hard
@@ -50,6 +50,9 @@ def raise_limit(limits: Mapping[str, Limit], name: str, *, least: float = math.i
         return f"ulimit -Sn {_MANY_FILES}"
     if hard >= least:
         return f"ulimit -{option} unlimited" if math.isinf(hard) else f'ulimit -{option} "$(ulimit -H{option})"'
+    if has_capability(host, _CAP_SYS_RESOURCE):
+        most = _MANY_FILES if word == "nofile" else "unlimited"  # open files can't be unlimited
+        return f"ulimit -{option} {most}  # root may go beyond the hard limit"
     return (
         f"# ulimit -{option} can't go beyond the hard limit. It is raised where it is set: {word} in /etc/security/limits.conf, Limit{word.upper()}= of the "
         f"service (of slurmd under Slurm, of containerd under Kubernetes), docker run --ulimit {word}=…"

@@ -45,8 +45,8 @@ def look(host: Host) -> Iterator[Reading]:
         )  # fmt: skip
         return
     dangling = mounts.find_dangling(host, wanted)
-    if dangling:
-        yield _report_dangling(host, dangling)
+    if dangling and (told := _report_dangling(host, dangling)) is not None:
+        yield told
         return
     folder = mounts.find_existing(host, wanted)
     mount = mounts.find_mount(host, folder)
@@ -70,12 +70,13 @@ def look(host: Host) -> Iterator[Reading]:
     yield ok(f"{wanted}{later}{kind}: {speed}", **facts)
 
 
-def _report_dangling(host: Host, link: str) -> Reading:
+def _report_dangling(host: Host, link: str) -> Reading | None:
     try:
         host.path(link).stat()
-        reason = "it is gone"
     except OSError as error:
         reason = error.strerror or str(error)
+    else:  # it is there by now
+        return None
     return fail(
         f"{link} is a link to {host.path(link).readlink()}, which can't be used: {reason}",
         f"the first checkpoint fails, long after startup: `{reason}`, or `File exists` as no folder can be created there",

@@ -60,7 +60,7 @@ def _check_files(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
         yield warn(
             f"a process may open {_describe(files)} files{beside}",
             "data-loading workers pass each tensor as an open file: `Too many open files`, or `received 0 items of ancdata`",
-            raise_limit(limits, "Max open files", least=_FEW_FILES + 1)
+            raise_limit(host, limits, "Max open files", least=_FEW_FILES + 1)
         )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def _check_processes(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if allowed < need and not (user == "0" and is_among_all_users(host)):
         yield warn(
             f"your user may run {_describe(allowed)} processes and threads; the ranks take about {need}", why,
-            raise_limit(limits, "Max processes", least=need)
+            raise_limit(host, limits, "Max processes", least=need)
         )  # fmt: skip
 
 
@@ -93,21 +93,21 @@ def _check_memory(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
         yield Reading(
             "fail" if is_sure else "warn", f"a process may lock {_describe_bytes(locked)} of memory, and this host has an InfiniBand card",
             "NCCL can't register its buffers with the card: `ibv_reg_mr failed with error Cannot allocate memory`, `unhandled system error`",
-            raise_limit(limits, "Max locked memory", least=_GIB)
+            raise_limit(host, limits, "Max locked memory", least=_GIB)
         )  # fmt: skip
     space = limits.get("Max address space", Limit()).soft
     if not math.isinf(space):
         yield warn(
             f"a process may use {space / _GIB:.0f} GiB of addresses",
             "CUDA reserves more addresses than the host has memory, and torch maps large files: `Cannot allocate memory` with memory free",
-            raise_limit(limits, "Max address space")
+            raise_limit(host, limits, "Max address space")
         )  # fmt: skip
 
 
-def _check_kills(_: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
+def _check_kills(host: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     time, size = limits.get("Max cpu time", Limit()).soft, limits.get("Max file size", Limit()).soft
     if not math.isinf(time):
-        fix = f"# on a login node: start the job through the batch system; elsewhere:\n{raise_limit(limits, 'Max cpu time')}"
+        fix = f"# on a login node: start the job through the batch system; elsewhere:\n{raise_limit(host, limits, 'Max cpu time')}"
         yield warn(
             f"a process may use {time / 60:.0f} min of processor time, as on a login node",
             "the kernel kills a rank that has used it up: SIGXCPU or SIGKILL, with no message from Python", fix, "R3"
@@ -115,7 +115,7 @@ def _check_kills(_: Host, limits: dict[str, Limit]) -> Iterator[Reading]:
     if not math.isinf(size):
         what = f"a process may write files of {size / (1 << 20):.0f} MiB"
         why = "a larger checkpoint ends in `File too large`, or in SIGXFSZ"
-        yield warn(what, why, raise_limit(limits, "Max file size"))
+        yield warn(what, why, raise_limit(host, limits, "Max file size"))
 
 
 def _describe(limit: float) -> str:

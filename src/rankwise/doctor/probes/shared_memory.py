@@ -97,8 +97,9 @@ def _describe_more(host: Host, size: int) -> str:
     grow = f"sudo mount -o remount,size={number}{unit} /dev/shm"
     if not host.is_container:
         return grow
-    volume = f"emptyDir: {{medium: Memory, sizeLimit: {number}{unit.upper()}i}}"
-    return f"docker run --shm-size={number}{unit} …  # or --ipc=host; in Kubernetes a volume at /dev/shm, {volume}; for Apptainer, on the host: {grow}"
+    if host.is_pod:
+        return f"# a volume at /dev/shm in the pod's spec: emptyDir: {{medium: Memory, sizeLimit: {number}{unit.upper()}i}}"
+    return f"docker run --shm-size={number}{unit} …  # or --ipc=host; for Apptainer, on the host: {grow}"
 
 
 PROBE = Probe("shared-memory", "space in /dev/shm", "resources", "instant", look, classes=("X16",))
