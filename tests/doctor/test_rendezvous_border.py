@@ -21,7 +21,7 @@ from rankwise.doctor.multi_host.connection import Connection
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.multi_host.coordinator_client import explain_failure
 from rankwise.doctor.multi_host.peer import Admission, Peer
-from rankwise.doctor.multi_host.phases import _drop_defaults
+from rankwise.doctor.multi_host.phases import Phases, _drop_defaults
 from rankwise.doctor.multi_host.plan import JoinError, Plan
 from rankwise.doctor.multi_host.results import Results
 from rankwise.doctor.multi_host.wire import (
@@ -234,6 +234,44 @@ def test_an_order_for_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert [one.recv(1000) for one in theirs] == [encode({"do": "open", "name": one.name}) for one in peers]
 
     coordinate(others)
+
+
+def test_long_work_leaves_time_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the answers of two hosts, while the set is judged and between two results, other tasks go on: hosts that hear nothing for seconds leave."""
+    beats: list[int] = []
+
+    async def beat() -> None:
+        while True:
+            beats.append(0)
+            await asyncio.sleep(0)
+
+    def judge(*_: Any) -> tuple[()]:
+        before = len(beats)
+        wait_until(lambda: len(beats) > before, what="a sign of life while the set is judged")
+        return ()
+
+    async def play() -> list[int]:
+        phases = Phases(Host(name="host0", env={}), (), Plan(endpoint_host="host0", endpoint_port=1))
+        made, peers, times = phases._coordinator, make_peers(), list[int]()
+        phases._found = Results(peers=peers)
+
+        async def do_nothing(*_: Any, **__: Any) -> dict[Peer, Any]:
+            return {one: {} for one in peers}
+
+        monkeypatch.setattr(made, "ask", do_nothing)
+        monkeypatch.setattr(made, "wait_until_left", do_nothing)
+        monkeypatch.setattr(made, "here", lambda: peers)
+        monkeypatch.setattr(made, "tell", lambda *_: times.append(len(beats)))
+        monkeypatch.setattr("rankwise.doctor.multi_host.phases.judge", judge)
+        beating = asyncio.create_task(beat())
+        await phases._take({}, 1.0, "looking", lambda *_: times.append(len(beats)))
+        await phases._send_result(None)
+        beating.cancel()
+        return times
+
+    times = asyncio.run(play())
+    assert len(times) == 6
+    assert sorted(set(times)) == times
 
 
 def test_what_is_not_known_of_a_host_is_not_sent(peers: list[Peer]) -> None:

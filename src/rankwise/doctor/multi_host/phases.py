@@ -13,6 +13,7 @@ from rankwise.doctor.host import Host
 from rankwise.doctor.json_records import to_json
 from rankwise.doctor.multi_host.all_reduce import find_obstacle, plan_reduce, read_reduce
 from rankwise.doctor.multi_host.cluster_report import AllReduce, ClusterReport, HostReport, Way
+from rankwise.doctor.multi_host.connection import in_thread
 from rankwise.doctor.multi_host.coordinator import Coordinator, OwnHostLostError
 from rankwise.doctor.multi_host.coordinator_client import find_rival
 from rankwise.doctor.multi_host.judging import judge
@@ -187,13 +188,15 @@ class Phases:
 
     async def _send_result(self, all_reduce: AllReduce | None) -> None:
         found = replace(self._found.to_report(), all_reduce=all_reduce)
-        compared = compare_hosts(self._probes, {one.name: collect_facts(one.readings) for one in found.hosts})
-        readings = (*judge(found, self._plan), *compared)
+        # Of a thousand hosts, a million links: all that takes long leaves the time to send signs of life.
+        facts = {one.name: collect_facts(one.readings) for one in found.hosts}
+        readings = await in_thread(lambda: (*judge(found, self._plan), *compare_hosts(self._probes, facts)))
         found = replace(found, readings=readings, took_s=self._clock.monotonic() - self._begin_s)
         is_trimmed = len(self._numbered) > MANY_HOSTS
         for peer in self._coordinator.here():
             own = _trim(found, peer.name) if is_trimmed and not peer.is_own else found
             self._coordinator.tell(peer, {"result": to_json(own)})
+            await asyncio.sleep(0)
         await self._coordinator.wait_until_left(END_S)
 
     async def _take(self, orders: dict[Peer, Message], timeout_s: float, doing: str, take: Take) -> None:
@@ -204,6 +207,7 @@ class Phases:
             except ValueError as error:
                 why = f"{INVALID_ANSWER} ({error}): it is not a doctor of this version"
                 self._coordinator.lose(peer, why)
+            await asyncio.sleep(0)
 
 
 def _drop_defaults(report: HostReport) -> Message:
